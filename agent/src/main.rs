@@ -1,0 +1,2 @@
+//! The `revgate` command.
+fn main() {}

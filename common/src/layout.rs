@@ -1,0 +1,260 @@
+//! The maps between the agent and the kernel programs: names, keys, values, sizes.
+//!
+//! One rule shapes all of it: a hash or array value can tear while it is updated, so everything that a connect
+//! decides on lives in *inner maps* that are written once, frozen, and swapped as a whole by one update of an
+//! outer array of maps. A connect looks up the outer map once and then sees one whole table.
+//!
+//! A revision of a set has a *slot* while it has members, and every new tenant of a slot gets a new *epoch*.
+//! A pin, a member or a source that names (slot, epoch) is void as soon as the slot has moved on.
+//!
+//! Any change to this file that alters a size, an offset or a meaning raises [`VERSION`].
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{address::Address, pick::LastDraws};
+
+/// The version of this layout; part of the pin directory's name, so two layouts never share a pin.
+pub const VERSION: u32 = 1;
+
+/// The directory for pins, below the bpffs mount.
+pub const PIN_DIRECTORY: &str = "revgate/v1";
+
+/// Most sets (DisaggregatedSets) on one agent.
+pub const MAX_SETS: usize = 64;
+/// Most revisions of one set at a time: slots.
+pub const MAX_REVISIONS: usize = 64;
+/// Most roles of one set that take traffic.
+pub const MAX_ROLES: usize = 16;
+/// Most endpoints of one set. A power of two; indices fit a `u16`.
+pub const MAX_ENDPOINTS: usize = 16_384;
+/// Most endpoints with connection counts at a time.
+pub const MAX_CONNECTION_ENTRIES: usize = 65_536;
+/// Deepest cgroup level at which a Pod's cgroup is looked for.
+pub const MAX_CGROUP_LEVEL: u32 = 12;
+
+/// The names of the maps in the kernel object.
+pub mod map {
+    /// Array of maps, one inner array per set with one [`SetTable`](super::SetTable).
+    pub const SETS: &str = "SETS";
+    /// Array of one map: inner hash, VIP [`Address`](super::Address) to [`Vip`](super::Vip).
+    pub const VIPS: &str = "VIPS";
+    /// Array of one map: inner hash, [`Address`](super::Address) to [`Member`](super::Member).
+    pub const MEMBERS: &str = "MEMBERS";
+    /// Array of one map: inner hash, cgroup id (`u64`) to [`Source`](super::Source).
+    pub const SOURCES: &str = "SOURCES";
+    /// Socket storage, written by the agent only: [`Pin`](super::Pin).
+    pub const PINS: &str = "PINS";
+    /// Socket storage, written by the kernel programs only: [`Peer`](super::Peer).
+    pub const PEERS: &str = "PEERS";
+    /// Per-CPU array of `u64`, indexed by [`Counter`](crate::counter::Counter).
+    pub const COUNTERS: &str = "COUNTERS";
+    /// Per-CPU hash, [`ConnectionKey`](super::ConnectionKey) to [`Connections`](super::Connections).
+    pub const CONNECTIONS: &str = "CONNECTIONS";
+    /// Array of one [`Settings`](super::Settings).
+    pub const SETTINGS: &str = "SETTINGS";
+
+    /// Every map of the object.
+    pub const ALL: [&str; 9] =
+        [SETS, VIPS, MEMBERS, SOURCES, PINS, PEERS, COUNTERS, CONNECTIONS, SETTINGS];
+}
+
+/// The endpoints of one revision (or of all) in one role, as two runs of [`SetTable::endpoints`].
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+pub struct Range {
+    /// Where the IPv4 endpoints start.
+    pub v4_start: u16,
+    /// How many IPv4 endpoints there are.
+    pub v4_count: u16,
+    /// Where the IPv6 endpoints start.
+    pub v6_start: u16,
+    /// How many IPv6 endpoints there are.
+    pub v6_count: u16,
+}
+
+/// One revision's place in a [`SetTable`].
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+pub struct Slot {
+    /// XXH64 (seed 0) of the revision's name: a restarted agent recognises the tenant by it.
+    pub revision: u64,
+    /// The tenant's epoch; 0: the slot is free.
+    pub epoch: u32,
+    /// Always 0.
+    pub zero: u32,
+    /// Endpoints by role. Also those of a revision that is not eligible: its own connections still find them.
+    pub ranges: [Range; MAX_ROLES],
+}
+
+/// [`SetTable::flags`]: gating is `disabled`; a connect with no revision takes any endpoint of the role.
+pub const SET_UNGATED: u32 = 1;
+
+/// Everything about one set that a connect needs, in one value: the whole snapshot of that set.
+///
+/// About 400 KiB, most of it endpoints. A fixed size keeps the read path to plain loads with constant bounds, and
+/// a swap to one system call.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+pub struct SetTable {
+    /// Counts up with every published snapshot of the agent.
+    pub generation: u64,
+    /// XXH64 (seed 0) of the set's name.
+    pub set: u64,
+    /// Eligible revisions with a weight, the used part of `last` and `slot_of_rank`. 0: deny all weighted connects.
+    pub ranks: u32,
+    /// [`SET_UNGATED`] or 0.
+    pub flags: u32,
+    /// The weighted choice, see [`crate::pick::rank`].
+    pub last: LastDraws,
+    /// The slot of each rank.
+    pub slot_of_rank: [u8; MAX_REVISIONS],
+    /// The slots.
+    pub slots: [Slot; MAX_REVISIONS],
+    /// The endpoints of each role, of all revisions together; used with [`SET_UNGATED`].
+    pub any: [Range; MAX_ROLES],
+    /// The endpoints, sorted by (role, family, slot), so that every range is one run.
+    pub endpoints: [Address; MAX_ENDPOINTS],
+}
+
+/// [`Vip::flags`]: only member Pods and pinned sockets are steered; others are denied.
+pub const VIP_MEMBERS_ONLY: u32 = 1;
+/// [`Vip::flags`]: an anchor, an address by which the agent's pinned sockets dial a role; others are denied.
+pub const VIP_ANCHOR: u32 = 2;
+
+/// What a VIP stands for.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+pub struct Vip {
+    /// Index into `SETS`.
+    pub set: u16,
+    /// Index into [`Slot::ranges`].
+    pub role: u16,
+    /// [`VIP_MEMBERS_ONLY`], [`VIP_ANCHOR`] or 0.
+    pub flags: u32,
+}
+
+/// [`Member::flags`]: the address and port of an endpoint, not only a fenced address.
+pub const MEMBER_ENDPOINT: u16 = 1;
+
+/// Whose address this is. Keyed by the whole address (port 0), and once more by each endpoint's port.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+pub struct Member {
+    /// Index into `SETS`.
+    pub set: u16,
+    /// The revision's slot.
+    pub slot: u16,
+    /// The revision's epoch.
+    pub epoch: u32,
+    /// The role, for endpoints; `u16::MAX` for a member whose role takes no traffic.
+    pub role: u16,
+    /// [`MEMBER_ENDPOINT`] or 0.
+    pub flags: u16,
+}
+
+/// [`Source::kind`]: a member Pod of a set.
+pub const SOURCE_MEMBER: u32 = 1;
+/// [`Source::kind`]: a known Pod of no set.
+pub const SOURCE_OTHER: u32 = 2;
+
+/// Who runs in a cgroup. Keyed by the cgroup id of the Pod's own cgroup.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+pub struct Source {
+    /// Index into `SETS`.
+    pub set: u16,
+    /// The revision's slot.
+    pub slot: u16,
+    /// The revision's epoch.
+    pub epoch: u32,
+    /// [`SOURCE_MEMBER`] or [`SOURCE_OTHER`].
+    pub kind: u32,
+}
+
+/// [`Pin::kind`]: the socket is the agent's, and pinned to a revision.
+pub const PIN_REVISION: u32 = 1;
+/// [`Pin::kind`]: the socket is the agent's, without a pin (health checks, scrapes).
+pub const PIN_AGENT: u32 = 2;
+
+/// The revision chosen for one socket, written through its file descriptor before `connect`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+pub struct Pin {
+    /// The endpoint chosen by the agent; port 0: any of the revision and the VIP's role.
+    pub endpoint: Address,
+    /// [`PIN_REVISION`] or [`PIN_AGENT`].
+    pub kind: u32,
+    /// Index into `SETS`.
+    pub set: u16,
+    /// The revision's slot.
+    pub slot: u16,
+    /// The revision's epoch.
+    pub epoch: u32,
+}
+
+/// [`Peer::flags`]: `getpeername` answers the VIP (an ordinary client), not the endpoint (a pinned socket).
+pub const PEER_HIDDEN: u16 = 1;
+/// [`Peer::flags`]: the connection was counted as opened.
+pub const PEER_COUNTED: u16 = 2;
+
+/// What a steered socket dialled and where it went.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+pub struct Peer {
+    /// The VIP that the socket dialled.
+    pub vip: Address,
+    /// The endpoint that it was steered to.
+    pub endpoint: Address,
+    /// Index into `SETS`.
+    pub set: u16,
+    /// The revision's slot.
+    pub slot: u16,
+    /// The revision's epoch.
+    pub epoch: u32,
+    /// [`PEER_HIDDEN`], [`PEER_COUNTED`].
+    pub flags: u16,
+    /// Always 0.
+    pub zero: u16,
+}
+
+/// An endpoint as a tenant of its slot: the key of its connection counts.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Pod, Zeroable)]
+pub struct ConnectionKey {
+    /// The endpoint.
+    pub endpoint: Address,
+    /// Index into `SETS`.
+    pub set: u16,
+    /// The revision's slot.
+    pub slot: u16,
+    /// The revision's epoch.
+    pub epoch: u32,
+}
+
+/// Steered TCP connections of one endpoint, on one CPU. Sum over the CPUs; the difference is what is open.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+pub struct Connections {
+    /// Reached the established state.
+    pub opened: u64,
+    /// Left it.
+    pub closed: u64,
+}
+
+/// What the programs ask besides the tables. Each field changes alone and is one aligned word.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+pub struct Settings {
+    /// Bit `n` set: Pods' cgroups are found at level `n` below the cgroup root.
+    pub source_levels: u32,
+    /// The fence: 0 off, 1 audit, 2 enforce.
+    pub fence: u32,
+}
+
+const _: () = {
+    assert!(size_of::<Address>() == 20);
+    assert!(size_of::<SetTable>().is_multiple_of(8));
+    assert!(size_of::<SetTable>() < 400 * 1024);
+    assert!(MAX_ENDPOINTS.is_power_of_two() && MAX_ENDPOINTS <= u16::MAX as usize);
+    assert!(MAX_REVISIONS == 64, "pick::rank takes exactly six steps");
+};

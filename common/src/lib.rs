@@ -1,0 +1,14 @@
+//! What user space and the kernel programs must agree on, defined once.
+//!
+//! - [`layout`]: the maps: names, keys, values, sizes.
+//! - [`pick`]: the one function from weights and a draw to a revision, and from a draw to an endpoint.
+//! - [`address`]: the one place where addresses and ports change byte order.
+//! - [`counter`]: the outcomes that the kernel programs count.
+//!
+//! Everything here is `no_std`, free of I/O, clocks and randomness, and compiles for the BPF target.
+#![no_std]
+
+pub mod address;
+pub mod counter;
+pub mod layout;
+pub mod pick;
