@@ -54,8 +54,7 @@ pub mod map {
     pub const SETTINGS: &str = "SETTINGS";
 
     /// Every map of the object.
-    pub const ALL: [&str; 9] =
-        [SETS, VIPS, MEMBERS, SOURCES, PINS, PEERS, COUNTERS, CONNECTIONS, SETTINGS];
+    pub const ALL: [&str; 9] = [SETS, VIPS, MEMBERS, SOURCES, PINS, PEERS, COUNTERS, CONNECTIONS, SETTINGS];
 }
 
 /// The endpoints of one revision (or of all) in one role, as two runs of [`SetTable::endpoints`].
@@ -131,6 +130,15 @@ pub struct Vip {
     pub role: u16,
     /// [`VIP_MEMBERS_ONLY`], [`VIP_ANCHOR`] or 0.
     pub flags: u32,
+}
+
+/// The anchor of a role: a loopback address on which nobody listens, by which the agent's pinned sockets dial it.
+///
+/// Loopback, so that a dial that no program steers is refused on this machine and reaches nobody.
+#[inline(always)]
+#[must_use]
+pub const fn anchor(set: u8, role: u8) -> Address {
+    Address::v4(u32::from_ne_bytes([127, 127, set, role]), 9_u16.to_be())
 }
 
 /// [`Member::flags`]: the address and port of an endpoint, not only a fenced address.

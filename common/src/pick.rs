@@ -37,7 +37,10 @@ pub fn last_draws(weights: &[u32]) -> Option<LastDraws> {
 /// Six comparisons, whatever the number of revisions; no branch depends on how many are in use.
 #[inline(always)]
 #[must_use]
-#[expect(clippy::indexing_slicing, reason = "the steps 32 + 16 + .. + 1 bound the index to 62; the verifier proves it too")]
+#[expect(
+    clippy::indexing_slicing,
+    reason = "the steps 32 + 16 + .. + 1 bound the index to 62; the verifier proves it too"
+)]
 pub fn rank(last: &LastDraws, draw: u32) -> usize {
     let mut base = 0;
     if last[base + 31] < draw {
@@ -66,7 +69,6 @@ pub fn rank(last: &LastDraws, draw: u32) -> usize {
 /// `count` 0 gives 0; the caller checks for emptiness first.
 #[inline(always)]
 #[must_use]
-#[expect(clippy::cast_possible_truncation, reason = "the product of two u32 shifted right by 32 fits a u32")]
 pub const fn index(draw: u32, count: u32) -> u32 {
     ((draw as u64 * count as u64) >> 32) as u32
 }
@@ -81,10 +83,7 @@ pub const fn index(draw: u32, count: u32) -> u32 {
 ///
 /// `revisions` yields names and weights in rank order; weight 0 never wins. Returns the position in that order.
 #[must_use]
-pub fn by_decision_id<'a>(
-    id: &[u8],
-    revisions: impl IntoIterator<Item = (&'a [u8], u32)>,
-) -> Option<usize> {
+pub fn by_decision_id<'a>(id: &[u8], revisions: impl IntoIterator<Item = (&'a [u8], u32)>) -> Option<usize> {
     let seed = xxhash_rust::xxh64::xxh64(id, 0);
     let mut best: Option<(usize, u64, u32)> = None;
     for (position, (name, weight)) in revisions.into_iter().enumerate() {
@@ -195,8 +194,9 @@ mod tests {
     #[test]
     fn decision_ids_are_stable_across_versions() {
         let revisions = [(&b"5c9d7a1b"[..], 6), (&b"7f00aa12"[..], 4)];
-        let picks: [usize; 8] =
-            core::array::from_fn(|i| by_decision_id(&[b'r', b'0' + u8::try_from(i).unwrap()], revisions).unwrap());
+        let picks: [usize; 8] = core::array::from_fn(|i| {
+            by_decision_id(&[b'r', b'0' + u8::try_from(i).unwrap()], revisions).unwrap()
+        });
         assert_eq!(picks, [0, 0, 0, 0, 1, 0, 1, 0]);
     }
 }

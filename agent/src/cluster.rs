@@ -1,0 +1,23 @@
+//! Where Pods come from: a source turns what it reads into [`Change`]s, and never looks back.
+//!
+//! [`pod`] is a Pod reduced to the fields that decide anything; [`member`] says what it is to a set (a pure
+//! function); [`file`] is the embedded source.
+
+pub mod file;
+pub mod member;
+pub mod pod;
+
+use std::sync::Arc;
+
+pub use pod::{Cgroup, Pod, PodKey};
+
+/// What a source says to the owner of the state.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// A whole list: after it the state equals the list exactly. The first one ends "no Pod list yet".
+    Replace(Vec<Arc<Pod>>),
+    /// One Pod appeared or changed.
+    Upsert(Arc<Pod>),
+    /// One Pod is gone. The UID decides: a late delete does not touch a successor of the same name.
+    Remove(PodKey),
+}

@@ -1,0 +1,1 @@
+//! The embedded source: Pods from a YAML or JSON file, re-read on change.

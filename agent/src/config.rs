@@ -1,0 +1,266 @@
+//! Everything that a user can set, parsed and checked into one value before anything starts.
+//!
+//! [`Config`] is the result; nothing else in the agent reads a file of configuration or an environment variable.
+
+pub mod selector;
+
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use http::HeaderName;
+
+pub use selector::Selector;
+
+/// The whole effective configuration.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Config {
+    /// One per screener entry, in file order. The index is the set's index everywhere, the kernel included.
+    pub sets: Vec<SetConfig>,
+    /// What is revgate's own.
+    pub agent: AgentConfig,
+}
+
+/// How revisions share traffic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GatingMode {
+    /// Weight: Ready Pods in the dominant role.
+    MaxRole,
+    /// Weight: Ready Pods over all required roles.
+    Sum,
+    /// No eligibility and no weights; the header is honoured and stamped.
+    Disabled,
+}
+
+/// One set: a DisaggregatedSet's Pods and how they are gated.
+#[derive(Clone, PartialEq, Debug)]
+pub struct SetConfig {
+    /// The screener entry's name, unique.
+    pub name: Arc<str>,
+    /// Which Pods.
+    pub scope: Selector,
+    /// In which namespaces; empty: all that the source shows.
+    pub namespaces: Vec<Arc<str>>,
+    /// How revisions share.
+    pub mode: GatingMode,
+    /// Required roles, in the order that breaks ties. Not empty.
+    pub required_roles: Vec<Arc<str>>,
+    /// Every role that takes traffic: the required ones first, then those that a listener, VIP or port names.
+    /// The index is the role's index everywhere, the kernel included; at most `MAX_ROLES`.
+    pub roles: Vec<Arc<str>>,
+    /// The ports of each role, same order as `roles`; never empty inside (default: 8000).
+    pub ports: Vec<Vec<PortRef>>,
+    /// The header that names the revision.
+    pub revision_header: HeaderName,
+    /// The label that holds the revision.
+    pub revision_label: Arc<str>,
+    /// The label that holds the role.
+    pub role_label: Arc<str>,
+    /// Selectors other than the revision's.
+    pub selectors: Vec<HeaderSelector>,
+}
+
+/// A port of an endpoint.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PortRef {
+    /// By number.
+    Number(u16),
+    /// By the name of a container port.
+    Name(Arc<str>),
+}
+
+/// How a header selector acts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SelectorMode {
+    /// Only endpoints whose label has the header's value.
+    Strict,
+    /// Those first.
+    Prefer,
+}
+
+/// A header whose value selects endpoints by a label (a slice, say), and is stamped on responses.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HeaderSelector {
+    /// Its name, unique in the set.
+    pub name: Arc<str>,
+    /// The header.
+    pub header: HeaderName,
+    /// The Pod label.
+    pub label: Arc<str>,
+    /// Strict or prefer.
+    pub mode: SelectorMode,
+}
+
+/// What is revgate's own (`kind: AgentConfig`).
+#[derive(Clone, PartialEq, Debug)]
+pub struct AgentConfig {
+    /// The node that this agent runs on; endpoints on it come first.
+    pub node: Option<Arc<str>>,
+    /// Where Pods come from.
+    pub source: SourceConfig,
+    /// Role listeners.
+    pub listeners: Vec<ListenerConfig>,
+    /// VIPs steered in the kernel.
+    pub vips: Vec<VipConfig>,
+    /// The kernel part.
+    pub kernel: KernelConfig,
+    /// HTTP limits and timeouts, for all listeners.
+    pub http: HttpConfig,
+    /// The admin server.
+    pub admin: SocketAddr,
+    /// Shutdown.
+    pub shutdown: ShutdownConfig,
+    /// Logs.
+    pub log: LogConfig,
+}
+
+/// Where Pods come from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SourceConfig {
+    /// A YAML or JSON file of Pods.
+    File {
+        /// Its path.
+        path: PathBuf,
+    },
+}
+
+/// A role listener.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ListenerConfig {
+    /// Its name, unique, a metric label.
+    pub name: Arc<str>,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Index of its set.
+    pub set: usize,
+    /// Index of its role in the set's `roles`.
+    pub role: usize,
+    /// Serve TLS with this certificate and key.
+    pub tls: Option<TlsConfig>,
+}
+
+/// A certificate and key, PEM files.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TlsConfig {
+    /// Certificate chain.
+    pub certificate: PathBuf,
+    /// Private key.
+    pub key: PathBuf,
+}
+
+/// A VIP: an address on which nobody listens, steered by the kernel to endpoints of one role.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VipConfig {
+    /// The address.
+    pub address: SocketAddr,
+    /// Index of its set.
+    pub set: usize,
+    /// Index of its role in the set's `roles`.
+    pub role: usize,
+    /// Deny clients that are not members of the set.
+    pub members_only: bool,
+}
+
+/// Whether the kernel part runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KernelMode {
+    /// With eBPF where it works, else in user space, said once.
+    Auto,
+    /// With eBPF, or the agent does not start.
+    Required,
+    /// In user space.
+    Off,
+}
+
+/// What the fence does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FenceMode {
+    /// Nothing.
+    Off,
+    /// Counts and reports what it would deny.
+    Audit,
+    /// Denies.
+    Enforce,
+}
+
+/// The kernel part.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KernelConfig {
+    /// Whether it runs.
+    pub mode: KernelMode,
+    /// The fence.
+    pub fence: FenceMode,
+    /// The cgroup to attach to; unset: the cgroup2 root that is found on the machine.
+    pub cgroup: Option<PathBuf>,
+    /// The bpffs mount.
+    pub bpffs: PathBuf,
+}
+
+/// HTTP limits and timeouts.
+#[derive(Clone, PartialEq, Debug)]
+pub struct HttpConfig {
+    /// Worker threads, one runtime each; 0: one per CPU that the process may use.
+    pub workers: usize,
+    /// Longest request body, bytes.
+    pub max_body: u64,
+    /// Largest request head, bytes.
+    pub max_head: usize,
+    /// Longest time for a client to send a request head.
+    pub head_timeout: Duration,
+    /// Longest idle time of a client connection.
+    pub idle_timeout: Duration,
+    /// Most client connections.
+    pub max_connections: usize,
+    /// Most requests in flight.
+    pub max_requests: usize,
+    /// Longest time to connect to an endpoint.
+    pub connect_timeout: Duration,
+    /// Longest time from the end of the request to the head of the response.
+    pub response_timeout: Duration,
+    /// How long an idle connection to an endpoint is kept; below 5 s.
+    pub pool_idle_timeout: Duration,
+    /// Most idle connections per endpoint and worker.
+    pub pool_max_idle: usize,
+    /// More tries after a connect failure or a reset of a reused connection.
+    pub retries: u32,
+    /// Same-node endpoints come first while they have at most this many times the load of the other candidate;
+    /// 0: no preference.
+    pub local_factor: f64,
+    /// Consecutive failures that open an endpoint's breaker; 0: no breaker.
+    pub breaker_failures: u32,
+    /// How long a breaker stays open before one request probes the endpoint.
+    pub breaker_open: Duration,
+    /// Write an access log line per request.
+    pub access_log: bool,
+}
+
+/// Shutdown on SIGTERM.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ShutdownConfig {
+    /// From unready to closing the listeners.
+    pub delay: Duration,
+    /// From SIGTERM to the end of the last stream.
+    pub deadline: Duration,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines.
+    Json,
+}
+
+/// Logs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LogConfig {
+    /// Text or JSON.
+    pub format: LogFormat,
+    /// A tracing filter, such as `info` or `revgate=debug`.
+    pub filter: String,
+}
+
+/// The header of G9, the same for every set.
+pub const DECISION_HEADER: HeaderName = HeaderName::from_static("x-llm-d-revision-decision-id");
+
+/// The header that names the reason of a refusal (G7).
+pub const REASON_HEADER: HeaderName = HeaderName::from_static("x-llm-d-request-dropped-reason");

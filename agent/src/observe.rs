@@ -1,0 +1,1 @@
+//! What people and machines see: metrics, the admin server, status.
