@@ -4,6 +4,7 @@
 //! [`owner`] is the one task that runs both, hands the kernel its tables and publishes. Readers load the current
 //! snapshot once per request and never lock.
 
+mod build;
 pub mod owner;
 pub mod slots;
 pub mod state;

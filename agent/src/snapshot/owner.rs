@@ -1,10 +1,100 @@
-//! The one task that owns the state.
+//! The one task that owns the state: drains what is queued, builds one snapshot, hands it to the kernel, publishes.
+//!
+//! It runs on a thread of its own, because a kernel swap waits for an RCU grace period (about 8 ms). The first
+//! change after a quiet time is published at once; in a burst one publication serves all that came in
+//! [`COALESCE`]. The kernel is written before readers see a snapshot, so that what they choose is already allowed.
+//! Nothing at all is published before the first list: an agent that starts leaves the tables of the one before it.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
+use tokio::{sync::mpsc, time::Instant};
 
-use super::Snapshot;
+use super::{
+    Snapshot,
+    state::{Note, State},
+};
+use crate::{
+    cluster::Change,
+    config::Config,
+    kernel::{KernelError, Publish},
+};
 
 /// The current snapshot, for readers: `published.load()` is one atomic load and no lock.
 pub type Published = Arc<ArcSwap<Snapshot>>;
+
+/// The shortest time between two publications.
+pub const COALESCE: Duration = Duration::from_millis(50);
+
+/// How long after a failed kernel write the next try comes.
+const KERNEL_RETRY: Duration = Duration::from_secs(1);
+
+/// Most changes applied between two looks at the clock, so that a flood cannot hold back a publication.
+const BATCH: usize = 4096;
+
+/// What the owner tells of its work; called on its thread, between publications.
+pub trait Observer: Send {
+    /// A snapshot was published after `before`. `kernel` is how its tables were written, where there is a kernel.
+    fn published(&mut self, before: &Snapshot, now: &Arc<Snapshot>, kernel: Option<&Result<(), KernelError>>);
+    /// Something that a person should hear about.
+    fn noted(&mut self, note: Note);
+}
+
+/// The owner's inputs and outputs.
+pub struct Owner {
+    /// The state, as restored.
+    pub state: State,
+    /// Where snapshots go.
+    pub published: Published,
+    /// Where tables go; `None` in user space (K12).
+    pub kernel: Option<Box<dyn Publish>>,
+    /// Who hears of it.
+    pub observer: Box<dyn Observer>,
+    /// Pods.
+    pub changes: mpsc::Receiver<Change>,
+    /// Configurations.
+    pub configs: mpsc::Receiver<Arc<Config>>,
+}
+
+impl Owner {
+    /// Runs until both inputs are closed.
+    pub async fn run(mut self) {
+        let mut not_before = Instant::now();
+        let mut kernel_behind = false;
+        loop {
+            let due = self.state.has_news() || kernel_behind;
+            tokio::select! {
+                biased;
+                () = tokio::time::sleep_until(not_before), if due => {
+                    kernel_behind = !self.publish();
+                    not_before = Instant::now() + if kernel_behind { KERNEL_RETRY } else { COALESCE };
+                }
+                Some(config) = self.configs.recv() => self.state.configure(config),
+                Some(change) = self.changes.recv() => {
+                    self.state.apply(change);
+                    for _ in 1..BATCH {
+                        let Ok(change) = self.changes.try_recv() else { break };
+                        self.state.apply(change);
+                    }
+                    if kernel_behind && self.state.has_news() {
+                        // News does not wait for the retry of an older failure.
+                        not_before = not_before.min(Instant::now() + COALESCE);
+                    }
+                }
+                else => return,
+            }
+        }
+    }
+
+    /// Builds, writes, publishes. `false` when the kernel tables could not be written.
+    fn publish(&mut self) -> bool {
+        let snapshot = Arc::new(self.state.build());
+        let written = self.kernel.as_mut().map(|kernel| kernel.publish(&snapshot));
+        let before = self.published.swap(Arc::clone(&snapshot));
+        for note in self.state.take_notes() {
+            self.observer.noted(note);
+        }
+        self.observer.published(&before, &snapshot, written.as_ref());
+        written.is_none_or(|result| result.is_ok())
+    }
+}

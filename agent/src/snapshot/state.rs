@@ -1,1 +1,241 @@
-//! The state.
+//! The state: Pods in, snapshots out. Pure: no I/O, no clock, no randomness.
+//!
+//! What a Pod is to each set is worked out once, when the Pod changes; a build then only groups. Rules of identity
+//! (C2): a Pod is known by namespace, name and UID; an address belongs to one Pod at a time, the one that became
+//! Ready with it last.
+
+use std::{collections::HashMap, mem, net::SocketAddr, sync::Arc};
+
+use super::{
+    Endpoint, SetView, Snapshot, SourceView,
+    build::{Owners, SetBuilder},
+    slots::{Epochs, Slots, name_hash},
+};
+use crate::{
+    cluster::{
+        Change, Pod, PodKey,
+        member::{Member, member},
+    },
+    config::Config,
+    gating::Distribution,
+};
+
+/// Something that a person should hear about, once.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Note {
+    /// A Pod is less than it could be.
+    Pod {
+        /// Which.
+        pod: PodKey,
+        /// Why.
+        warning: String,
+    },
+    /// What a set has beyond the limits of its table gets no traffic.
+    Crowded {
+        /// The set.
+        set: Arc<str>,
+        /// Revisions with members but no slot.
+        revisions: Vec<Arc<str>>,
+        /// How many endpoints are left out.
+        endpoints: usize,
+    },
+}
+
+/// The slots of one set as an earlier agent left them in the kernel: (slot, name hash, epoch).
+pub type Tenants = Vec<(u16, u64, u32)>;
+
+/// A Pod and what it is to each set.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) pod: Arc<Pod>,
+    /// When it became Ready with its present address, as a count of changes.
+    pub(super) since: u64,
+    /// By set index.
+    pub(super) members: Vec<Option<Member>>,
+}
+
+/// An endpoint's identity across snapshots: its Pod's UID, its set, its address.
+pub(super) type EndpointKey = (Arc<str>, usize, SocketAddr);
+
+/// All that is known.
+#[derive(Debug)]
+pub struct State {
+    config: Arc<Config>,
+    /// By namespace and name, of which the API has one Pod at a time; the UID is in the Pod.
+    pods: HashMap<(Arc<str>, Arc<str>), Entry>,
+    /// By the hash of the set's name.
+    slots: HashMap<u64, Slots>,
+    epochs: Epochs,
+    endpoints: HashMap<EndpointKey, Arc<Endpoint>>,
+    notes: Vec<Note>,
+    /// The last `Crowded` note of each set, so that each is said once.
+    crowded: HashMap<Arc<str>, Note>,
+    changes: u64,
+    generation: u64,
+    synced: bool,
+    /// Something has changed since the last build.
+    dirty: bool,
+}
+
+impl State {
+    /// Nothing known yet. `left` is what an earlier agent left in the kernel, by the hash of the set's name.
+    #[must_use]
+    pub fn new(config: Arc<Config>, left: HashMap<u64, Tenants>, last_generation: u64) -> Self {
+        let mut epochs = Epochs::default();
+        let slots =
+            left.into_iter().map(|(set, tenants)| (set, Slots::restore(tenants, &mut epochs))).collect();
+        Self {
+            config,
+            pods: HashMap::new(),
+            slots,
+            epochs,
+            endpoints: HashMap::new(),
+            notes: Vec::new(),
+            crowded: HashMap::new(),
+            changes: 0,
+            generation: last_generation,
+            synced: false,
+            dirty: false,
+        }
+    }
+
+    /// Takes a new configuration; what every Pod is to the sets is worked out anew.
+    pub fn configure(&mut self, config: Arc<Config>) {
+        self.config = config;
+        self.dirty = true;
+        for entry in self.pods.values_mut() {
+            entry.members = self.config.sets.iter().map(|set| member(&entry.pod, set)).collect();
+        }
+    }
+
+    /// Applies one change.
+    pub fn apply(&mut self, change: Change) {
+        self.changes += 1;
+        match change {
+            Change::Replace(pods) => {
+                let mut old = mem::take(&mut self.pods);
+                for pod in pods {
+                    let before = old.remove(&name_of(&pod.key));
+                    self.put(pod, before);
+                }
+                self.dirty |= !self.synced || !old.is_empty();
+                self.synced = true;
+            }
+            Change::Upsert(pod) => {
+                let before = self.pods.remove(&name_of(&pod.key));
+                self.put(pod, before);
+            }
+            Change::Remove(key) => {
+                let name = name_of(&key);
+                if self.pods.get(&name).is_some_and(|entry| entry.pod.key.uid == key.uid) {
+                    self.pods.remove(&name);
+                    self.dirty = true;
+                }
+            }
+        }
+    }
+
+    /// Whether a build would show readers anything new: the first list is in, and something changed since the last.
+    #[must_use]
+    pub fn has_news(&self) -> bool {
+        self.synced && self.dirty
+    }
+
+    /// What a person should hear about since the last call.
+    pub fn take_notes(&mut self) -> Vec<Note> {
+        mem::take(&mut self.notes)
+    }
+
+    /// The next snapshot.
+    pub fn build(&mut self) -> Snapshot {
+        self.generation += 1;
+        self.dirty = false;
+        let config = Arc::clone(&self.config);
+        let owners = Owners::of(self.pods.values());
+        let mut sets = Vec::with_capacity(config.sets.len());
+        let mut sources = Vec::new();
+        let mut endpoints = HashMap::with_capacity(self.endpoints.len());
+        for (index, set) in config.sets.iter().enumerate() {
+            let mut builder = SetBuilder::new(index, set, config.agent.node.as_ref(), &self.endpoints);
+            for entry in self.pods.values() {
+                builder.add(entry, &owners);
+            }
+            let slots = self.slots.entry(name_hash(&set.name)).or_default();
+            let built = builder.finish(slots, &mut self.epochs, &mut endpoints);
+            self.notes.extend(crowding(
+                &mut self.crowded,
+                &set.name,
+                built.left_out,
+                built.endpoints_left_out,
+            ));
+            sources.extend(built.sources);
+            sets.push(SetView {
+                name: Arc::clone(&set.name),
+                mode: set.mode,
+                revision_header: set.revision_header.clone(),
+                selectors: set.selectors.clone().into(),
+                roles: set.roles.clone().into(),
+                distribution: Distribution::of(&built.census, built.gating),
+                revisions: built.revisions,
+            });
+        }
+        self.endpoints = endpoints;
+        Snapshot {
+            generation: self.generation,
+            synced: self.synced,
+            sets,
+            vips: config.agent.vips.clone(),
+            sources: unique_sources(sources),
+        }
+    }
+
+    fn put(&mut self, pod: Arc<Pod>, before: Option<Entry>) {
+        let before = match before {
+            Some(entry) if entry.pod == pod => {
+                self.pods.insert(name_of(&pod.key), entry);
+                return;
+            }
+            before => before.filter(|entry| entry.pod.key.uid == pod.key.uid),
+        };
+        self.dirty = true;
+        let members: Vec<Option<Member>> = self.config.sets.iter().map(|set| member(&pod, set)).collect();
+        let warnings = |members: &[Option<Member>]| -> Vec<String> {
+            members.iter().flatten().filter_map(|m| m.warning.clone()).collect()
+        };
+        let said = before.as_ref().map(|entry| warnings(&entry.members)).unwrap_or_default();
+        for warning in warnings(&members).into_iter().filter(|w| !said.contains(w)) {
+            self.notes.push(Note::Pod { pod: pod.key.clone(), warning });
+        }
+        let since = match &before {
+            Some(entry) if entry.pod.is_ready() == pod.is_ready() && entry.pod.ips == pod.ips => entry.since,
+            _ => self.changes,
+        };
+        self.pods.insert(name_of(&pod.key), Entry { pod, since, members });
+    }
+}
+
+fn name_of(key: &PodKey) -> (Arc<str>, Arc<str>) {
+    (Arc::clone(&key.namespace), Arc::clone(&key.name))
+}
+
+/// A `Crowded` note when what is left out has changed.
+fn crowding(
+    said: &mut HashMap<Arc<str>, Note>,
+    set: &Arc<str>,
+    revisions: Vec<Arc<str>>,
+    endpoints: usize,
+) -> Option<Note> {
+    if revisions.is_empty() && endpoints == 0 {
+        said.remove(set);
+        return None;
+    }
+    let note = Note::Crowded { set: Arc::clone(set), revisions, endpoints };
+    (said.insert(Arc::clone(set), note.clone()).as_ref() != Some(&note)).then_some(note)
+}
+
+/// One source per cgroup: a Pod that is a member of two sets dials as a member of the first.
+fn unique_sources(mut sources: Vec<SourceView>) -> Vec<SourceView> {
+    sources.sort_by_key(|s| (s.cgroup.id, s.set));
+    sources.dedup_by_key(|s| s.cgroup.id);
+    sources
+}
