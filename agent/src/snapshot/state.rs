@@ -52,6 +52,8 @@ pub(super) struct Entry {
     pub(super) since: u64,
     /// By set index.
     pub(super) members: Vec<Option<Member>>,
+    /// Warnings that were noted already.
+    said: Vec<String>,
 }
 
 /// An endpoint's identity across snapshots: its Pod's UID, its set, its address.
@@ -199,18 +201,18 @@ impl State {
         };
         self.dirty = true;
         let members: Vec<Option<Member>> = self.config.sets.iter().map(|set| member(&pod, set)).collect();
-        let warnings = |members: &[Option<Member>]| -> Vec<String> {
-            members.iter().flatten().filter_map(|m| m.warning.clone()).collect()
-        };
-        let said = before.as_ref().map(|entry| warnings(&entry.members)).unwrap_or_default();
-        for warning in warnings(&members).into_iter().filter(|w| !said.contains(w)) {
-            self.notes.push(Note::Pod { pod: pod.key.clone(), warning });
+        let mut said = before.as_ref().map(|entry| entry.said.clone()).unwrap_or_default();
+        for warning in members.iter().flatten().filter_map(|m| m.warning.as_ref()) {
+            if !said.contains(warning) {
+                said.push(warning.clone());
+                self.notes.push(Note::Pod { pod: pod.key.clone(), warning: warning.clone() });
+            }
         }
         let since = match &before {
             Some(entry) if entry.pod.is_ready() == pod.is_ready() && entry.pod.ips == pod.ips => entry.since,
             _ => self.changes,
         };
-        self.pods.insert(name_of(&pod.key), Entry { pod, since, members });
+        self.pods.insert(name_of(&pod.key), Entry { pod, since, members, said });
     }
 }
 
