@@ -2,12 +2,17 @@
 //!
 //! [`Config`] is the result; nothing else in the agent reads a file of configuration or an environment variable.
 
+mod document;
+mod names;
+mod problem;
 pub mod selector;
+mod units;
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use http::HeaderName;
 
+pub use problem::{ConfigError, Position, Problem};
 pub use selector::Selector;
 
 /// The whole effective configuration.
