@@ -1,11 +1,12 @@
 //! From text to trees of nodes that know their place. YAML, and JSON as the part of YAML that it is.
 //!
 //! The file may come from anywhere, so its cost is bounded before its meaning is asked: size, depth, and the number
-//! of nodes after aliases are copied (an alias bomb is a small text with an immense tree).
+//! of nodes after aliases are copied (an alias bomb is a small text with an immense tree). The parser is the one below
+//! serde-saphyr, whose own data model has no places.
 
 use std::{borrow::Cow, collections::HashMap};
 
-use granit_parser::{Event, Marker, Parser, ScalarStyle, Span, StrInput, Tag};
+use serde_saphyr::granit_parser::{self, Event, Marker, Parser, ScalarStyle, Span, StrInput, Tag};
 
 use super::problem::{Position, Problems};
 

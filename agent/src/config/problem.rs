@@ -92,11 +92,19 @@ pub(super) struct Problems(RefCell<Vec<Problem>>);
 
 impl Problems {
     /// Adds one, while there are not too many.
-    pub(super) fn add(&self, problem: Problem) {
+    pub(super) fn add(&self, mut problem: Problem) {
         let mut list = self.0.borrow_mut();
         if list.len() < MAX_PROBLEMS {
+            // Both quote the file, which may hold anything, and end in terminals and logs.
+            problem.path = printable(&problem.path);
+            problem.message = printable(&problem.message);
             list.push(problem);
         }
+    }
+
+    /// Whether more are not kept, so that it is not worth looking for them.
+    pub(super) fn is_full(&self) -> bool {
+        self.0.borrow().len() >= MAX_PROBLEMS
     }
 
     /// Adds one about no field in particular.
@@ -116,6 +124,20 @@ impl Problems {
         list.sort_by_key(|problem| problem.at);
         list
     }
+}
+
+/// The text on one line, without control characters, of bounded length.
+fn printable(text: &str) -> String {
+    const LONGEST: usize = 400;
+    let mut line = String::new();
+    for c in text.chars() {
+        if line.len() >= LONGEST {
+            line.push_str("...");
+            break;
+        }
+        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+    }
+    line
 }
 
 /// The one of `names` that `found` was probably meant to be. Case, `-` and `_` do not count as differences.
@@ -148,14 +170,25 @@ mod tests {
             ("Max_Role", Some("max-role")),
             ("disable", Some("disabled")),
             ("dsiabled", Some("disabled")),
-            ("some", Some("sum")),
+            ("summ", Some("sum")),
+            ("some", None),
             ("weighted", None),
             ("", None),
         ] {
             let got = closest(found, names);
-            assert!(got == expected || (found == "some" && got.is_none()), "{found}: {got:?}");
+            assert_eq!(got, expected, "{found}");
         }
         assert_eq!(closest(&"x".repeat(1 << 20), names), None);
+    }
+
+    #[test]
+    fn what_a_file_says_cannot_break_a_line_or_flood_a_log() {
+        let problems = Problems::default();
+        problems.at(Position::default(), "a\nb\u{1b}[31m");
+        problems.at(Position::default(), "x".repeat(1 << 20));
+        let list = problems.into_sorted();
+        assert_eq!(list[0].message, "a\\nb\\u{1b}[31m");
+        assert!(list[1].message.len() < 500);
     }
 
     #[test]
