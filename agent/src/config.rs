@@ -2,12 +2,27 @@
 //!
 //! [`Config`] is the result; nothing else in the agent reads a file of configuration or an environment variable.
 
+mod addresses;
+mod agent;
+mod defaults;
+mod document;
+mod load;
+mod names;
+mod picker;
+mod print;
+mod problem;
+mod reader;
+pub mod reload;
 pub mod selector;
+mod units;
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use http::HeaderName;
 
+pub use load::{Loaded, load, parse};
+pub use print::print;
+pub use problem::{ConfigError, Position, Problem};
 pub use selector::Selector;
 
 /// The whole effective configuration.
@@ -41,7 +56,7 @@ pub struct SetConfig {
     pub namespaces: Vec<Arc<str>>,
     /// How revisions share.
     pub mode: GatingMode,
-    /// Required roles, in the order that breaks ties. Not empty.
+    /// Required roles, in the order that breaks ties. Empty only where the mode is `disabled`.
     pub required_roles: Vec<Arc<str>>,
     /// Every role that takes traffic: the required ones first, then those that a listener, VIP or port names.
     /// The index is the role's index everywhere, the kernel included; at most `MAX_ROLES`.

@@ -1,15 +1,143 @@
-//! Kubernetes label selectors, the whole grammar.
+//! Kubernetes label selectors, the whole grammar, matching exactly as apimachinery's `labels` package does.
+//!
+//! ```text
+//! selector    = [ requirement { "," requirement } ]
+//! requirement = [ "!" ] key
+//!             | key ( "=" | "==" | "!=" ) [ value ]
+//!             | key ( "in" | "notin" ) "(" [ value ] { "," [ value ] } ")"
+//!             | key ( ">" | "<" ) integer
+//! ```
+//!
+//! Spaces separate and mean nothing else. `in` and `notin` are also good keys and values, as in apimachinery.
+
+mod parse;
+
+use std::{collections::BTreeSet, fmt, str::FromStr, sync::Arc};
 
 use crate::cluster::pod::Labels;
 
-/// A parsed label selector.
+/// A parsed label selector. The default has no requirement and matches everything.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Selector {}
+pub struct Selector {
+    requirements: Vec<Requirement>,
+}
+
+/// One requirement on one label.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Requirement {
+    key: Arc<str>,
+    test: Test,
+}
+
+/// What a label must be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Test {
+    /// Present, with one of the values: `=`, `==`, `in`.
+    In(BTreeSet<Arc<str>>),
+    /// Absent, or present with none of the values: `!=`, `notin`.
+    NotIn(BTreeSet<Arc<str>>),
+    /// Present.
+    Exists,
+    /// Absent.
+    NotExists,
+    /// Present, an integer, and larger.
+    Above(i64),
+    /// Present, an integer, and smaller.
+    Below(i64),
+}
+
+/// Why a text is no selector.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{message} at byte {position}")]
+pub struct SelectorError {
+    /// Where, in bytes from 0.
+    pub position: usize,
+    /// What is wrong there.
+    pub message: String,
+}
 
 impl Selector {
     /// Whether the labels satisfy every requirement.
     #[must_use]
-    pub fn matches(&self, _labels: &Labels) -> bool {
-        false
+    pub fn matches(&self, labels: &Labels) -> bool {
+        self.requirements
+            .iter()
+            .all(|requirement| requirement.test.holds(labels.get(&requirement.key).map(AsRef::as_ref)))
+    }
+
+    /// Whether there is no requirement, so that everything matches.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.requirements.is_empty()
     }
 }
+
+impl Test {
+    fn holds(&self, value: Option<&str>) -> bool {
+        let number = || value.and_then(|value| value.parse::<i64>().ok());
+        match self {
+            Self::In(values) => value.is_some_and(|value| values.contains(value)),
+            Self::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
+            Self::Exists => value.is_some(),
+            Self::NotExists => value.is_none(),
+            Self::Above(bound) => number().is_some_and(|number| number > *bound),
+            Self::Below(bound) => number().is_some_and(|number| number < *bound),
+        }
+    }
+}
+
+impl FromStr for Selector {
+    type Err = SelectorError;
+
+    fn from_str(text: &str) -> Result<Self, SelectorError> {
+        parse::selector(text)
+    }
+}
+
+/// The selector as text that parses to an equal one.
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, requirement) in self.requirements.iter().enumerate() {
+            if index > 0 {
+                f.write_str(",")?;
+            }
+            write!(f, "{requirement}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Requirement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = &self.key;
+        match &self.test {
+            Test::In(values) => write_values(f, key, "=", "in", values),
+            Test::NotIn(values) => write_values(f, key, "!=", "notin", values),
+            Test::Exists => write!(f, "{key}"),
+            Test::NotExists => write!(f, "!{key}"),
+            Test::Above(bound) => write!(f, "{key}>{bound}"),
+            Test::Below(bound) => write!(f, "{key}<{bound}"),
+        }
+    }
+}
+
+fn write_values(
+    f: &mut fmt::Formatter<'_>,
+    key: &str,
+    one: &str,
+    many: &str,
+    values: &BTreeSet<Arc<str>>,
+) -> fmt::Result {
+    if values.len() == 1 {
+        return values.iter().try_for_each(|value| write!(f, "{key}{one}{value}"));
+    }
+    write!(f, "{key} {many} (")?;
+    for (index, value) in values.iter().enumerate() {
+        let comma = if index > 0 { "," } else { "" };
+        write!(f, "{comma}{value}")?;
+    }
+    f.write_str(")")
+}
+
+#[cfg(test)]
+mod tests;

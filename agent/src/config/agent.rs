@@ -1,0 +1,165 @@
+//! `kind: AgentConfig`: what is revgate's own. Everything is optional; `defaults` holds what is not said.
+
+mod frontends;
+
+use std::{ops::RangeInclusive, time::Duration};
+
+use revgate_common::layout::{MAX_ROLES, MAX_SETS};
+use tracing_subscriber::EnvFilter;
+
+use super::{
+    AgentConfig, FenceMode, HttpConfig, KernelConfig, KernelMode, Loaded, LogConfig, LogFormat, SetConfig,
+    ShutdownConfig, SourceConfig,
+    addresses::{self, Place, Use},
+    problem,
+    reader::{Fields, Value},
+};
+
+/// The words for the kernel modes.
+pub(super) const KERNEL_MODES: [(&str, KernelMode); 3] =
+    [("auto", KernelMode::Auto), ("required", KernelMode::Required), ("off", KernelMode::Off)];
+/// The words for the fence modes.
+pub(super) const FENCE_MODES: [(&str, FenceMode); 3] =
+    [("enforce", FenceMode::Enforce), ("audit", FenceMode::Audit), ("off", FenceMode::Off)];
+/// The words for the log formats.
+pub(super) const LOG_FORMATS: [(&str, LogFormat); 2] = [("text", LogFormat::Text), ("json", LogFormat::Json)];
+
+const DAY: Duration = Duration::from_hours(24);
+/// Each role of each set may have one of its own.
+const MOST_FRONTENDS: usize = MAX_SETS * MAX_ROLES;
+const MOST: RangeInclusive<u64> = 1..=10_000_000;
+const LEAST: Duration = Duration::from_millis(1);
+/// The engines' servers close idle connections at 5 s; a connection kept as long loses requests to that race.
+const LONGEST_POOL_IDLE: Duration = Duration::from_millis(4_999);
+
+/// Reads the document into `loaded.config`, whose sets are known already.
+pub(super) fn read(mut document: Fields<'_>, loaded: &mut Loaded) {
+    let config = &mut loaded.config;
+    let defaults = AgentConfig::default();
+    if let Some(node) = document.get("nodeName").and_then(|value| value.name()) {
+        config.agent.node = Some(node.into());
+    }
+    config.agent.source = document.or("source", defaults.source, source);
+    let mut places: Vec<Place<'_>> = Vec::new();
+    frontends::listeners(document.list("listeners", MOST_FRONTENDS), config, &mut places);
+    frontends::vips(document.list("vips", MOST_FRONTENDS), config, &mut places);
+    frontends::sets(document.list("sets", MAX_SETS), config);
+    config.agent.kernel = document.or("kernel", defaults.kernel, kernel);
+    config.agent.http = document.or("http", defaults.http, http);
+    config.agent.admin = document.or("admin", defaults.admin, |value| {
+        let mut fields = value.fields()?;
+        let address = fields.get("address").and_then(|value| {
+            let address = value.address()?;
+            places.push((Use::Admin, address, value));
+            Some(address)
+        });
+        fields.finish();
+        address
+    });
+    config.agent.shutdown = document.or("shutdown", defaults.shutdown, shutdown);
+    config.agent.log = document.or("log", defaults.log, log);
+    document.finish();
+    addresses::check(&places, config.agent.admin);
+    for set in &config.sets {
+        warn_of_close_roles(set, &mut loaded.warnings);
+    }
+}
+
+fn source(value: &Value<'_>) -> Option<SourceConfig> {
+    let mut fields = value.fields()?;
+    let file = fields.get("file").and_then(|file| file.fields());
+    fields.finish();
+    let mut file = file?;
+    let path = file.required("path").and_then(|path| path.name());
+    file.finish();
+    Some(SourceConfig::File { path: path?.into() })
+}
+
+fn kernel(value: &Value<'_>) -> Option<KernelConfig> {
+    let mut fields = value.fields()?;
+    let defaults = KernelConfig::default();
+    let kernel = KernelConfig {
+        mode: fields.or("mode", defaults.mode, |value| value.one_of("mode", &KERNEL_MODES)),
+        fence: fields.or("fence", defaults.fence, |value| value.one_of("mode", &FENCE_MODES)),
+        cgroup: fields.or("cgroup", defaults.cgroup, |value| Some(Some(value.absolute_path()?))),
+        bpffs: fields.or("bpffs", defaults.bpffs, Value::absolute_path),
+    };
+    fields.finish();
+    Some(kernel)
+}
+
+fn http(value: &Value<'_>) -> Option<HttpConfig> {
+    let mut fields = value.fields()?;
+    let d = HttpConfig::default();
+    let duration = |fields: &mut Fields<'_>, name, default, longest| {
+        fields.or(name, default, |value| value.duration(LEAST..=longest))
+    };
+    let http = HttpConfig {
+        workers: fields.or("workers", d.workers, |value| value.integer(0..=1024)),
+        max_body: fields.or("maxBody", d.max_body, |value| value.size(1 << 10..=16 << 30)),
+        // hyper needs 8 KiB at least.
+        max_head: fields.or("maxHead", d.max_head, |value| value.size(8 << 10..=1 << 20)),
+        head_timeout: duration(&mut fields, "headTimeout", d.head_timeout, DAY),
+        idle_timeout: duration(&mut fields, "idleTimeout", d.idle_timeout, DAY),
+        max_connections: fields.or("maxConnections", d.max_connections, |value| value.integer(MOST)),
+        max_requests: fields.or("maxRequests", d.max_requests, |value| value.integer(MOST)),
+        connect_timeout: duration(&mut fields, "connectTimeout", d.connect_timeout, DAY),
+        response_timeout: duration(&mut fields, "responseTimeout", d.response_timeout, DAY),
+        pool_idle_timeout: duration(&mut fields, "poolIdleTimeout", d.pool_idle_timeout, LONGEST_POOL_IDLE),
+        pool_max_idle: fields.or("poolMaxIdle", d.pool_max_idle, |value| value.integer(0..=65_536)),
+        retries: fields.or("retries", d.retries, |value| value.integer(0..=10)),
+        local_factor: fields.or("localFactor", d.local_factor, |value| value.decimal(0.0..=1000.0)),
+        breaker_failures: fields.or("breakerFailures", d.breaker_failures, |value| value.integer(0..=10_000)),
+        breaker_open: duration(&mut fields, "breakerOpen", d.breaker_open, DAY),
+        access_log: fields.or("accessLog", d.access_log, Value::boolean),
+    };
+    fields.finish();
+    Some(http)
+}
+
+fn shutdown(value: &Value<'_>) -> Option<ShutdownConfig> {
+    let mut fields = value.fields()?;
+    let defaults = ShutdownConfig::default();
+    let range = Duration::ZERO..=DAY;
+    let shutdown = ShutdownConfig {
+        delay: fields.or("delay", defaults.delay, |value| value.duration(range.clone())),
+        deadline: fields.or("deadline", defaults.deadline, |value| value.duration(range)),
+    };
+    if shutdown.delay > shutdown.deadline {
+        fields.whole().wrong("`delay` is longer than `deadline`, which counts from the same moment");
+    }
+    fields.finish();
+    Some(shutdown)
+}
+
+fn log(value: &Value<'_>) -> Option<LogConfig> {
+    let mut fields = value.fields()?;
+    let defaults = LogConfig::default();
+    let format = fields.or("format", defaults.format, |value| value.one_of("format", &LOG_FORMATS));
+    let filter = fields.or("filter", defaults.filter, |value| {
+        let filter = value.name()?;
+        match EnvFilter::builder().parse(filter) {
+            Ok(_) => return Some(filter.to_owned()),
+            Err(error) => value.not_allowed(
+                format!("bad log filter `{filter}`: {error}"),
+                "a level (`error`, `warn`, `info`, `debug`, `trace`), or `target=level` joined by `,`",
+            ),
+        }
+        None
+    });
+    fields.finish();
+    Some(LogConfig { format, filter })
+}
+
+/// A role that is almost a required one is probably a slip, but roles may have any name.
+fn warn_of_close_roles(set: &SetConfig, warnings: &mut Vec<String>) {
+    let required: Vec<&str> = set.required_roles.iter().map(|role| &**role).collect();
+    for role in set.roles.iter().skip(required.len()) {
+        if let Some(meant) = problem::closest(role, required.iter().copied()) {
+            warnings.push(format!(
+                "set `{}`: the role `{role}` is not a required one; was `{meant}` meant?",
+                set.name
+            ));
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Every default that is not derived from another value, with its reason. `docs/configuration.md` lists them; a test
+//! compares.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
+    path::PathBuf,
+    time::Duration,
+};
+
+use http::HeaderName;
+
+use super::{
+    AgentConfig, FenceMode, HttpConfig, KernelConfig, KernelMode, LogConfig, LogFormat, ShutdownConfig,
+    SourceConfig,
+};
+
+/// The header by which llm-d names a revision.
+pub(super) const REVISION_HEADER: HeaderName = HeaderName::from_static("x-llm-d-disagg-revision");
+/// The label by which the DisaggregatedSet controller names a revision.
+pub(super) const REVISION_LABEL: &str = "disaggregatedset.x-k8s.io/revision";
+/// The label by which the DisaggregatedSet controller names a role.
+pub(super) const ROLE_LABEL: &str = "disaggregatedset.x-k8s.io/role";
+/// The port on which vLLM and SGLang's routers expect an engine.
+pub(super) const PORT: u16 = 8000;
+
+impl Default for AgentConfig {
+    fn default() -> Self {
+        Self {
+            node: None,
+            source: SourceConfig::File { path: PathBuf::from("/etc/revgate/pods.yaml") },
+            listeners: Vec::new(),
+            vips: Vec::new(),
+            kernel: KernelConfig::default(),
+            http: HttpConfig::default(),
+            // Localhost: the answers name Pods. A DaemonSet opens what its probes need.
+            admin: SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9901)),
+            shutdown: ShutdownConfig::default(),
+            log: LogConfig::default(),
+        }
+    }
+}
+
+impl Default for KernelConfig {
+    fn default() -> Self {
+        Self {
+            mode: KernelMode::Auto,
+            fence: FenceMode::Enforce,
+            cgroup: None,
+            bpffs: PathBuf::from("/sys/fs/bpf"),
+        }
+    }
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        Self {
+            workers: 0,
+            max_body: 64 << 20,
+            // Envoy allows 60 KiB of headers, nginx 32 KiB.
+            max_head: 64 << 10,
+            head_timeout: Duration::from_secs(10),
+            // nginx keeps idle clients 75 s; most load balancers in front end theirs at 60 s.
+            idle_timeout: Duration::from_secs(60),
+            max_connections: 16_384,
+            max_requests: 16_384,
+            // One lost SYN is sent again after 1 s, the next after 3 s: time for one loss, then another endpoint.
+            connect_timeout: Duration::from_secs(3),
+            // The time to the first byte of a long prompt in a queue; 10 minutes is what OpenAI's clients wait.
+            response_timeout: Duration::from_mins(10),
+            // uvicorn, which serves vLLM and SGLang, closes idle connections at 5 s: be first, by a margin.
+            pool_idle_timeout: Duration::from_secs(4),
+            pool_max_idle: 64,
+            retries: 2,
+            local_factor: 1.25,
+            // Envoy's outlier detection: 5 consecutive failures.
+            breaker_failures: 5,
+            // nginx's fail_timeout.
+            breaker_open: Duration::from_secs(10),
+            access_log: false,
+        }
+    }
+}
+
+impl Default for ShutdownConfig {
+    fn default() -> Self {
+        Self {
+            // Long enough for the endpoints of a Service to follow unreadiness.
+            delay: Duration::from_secs(5),
+            // Within the 30 s of grace that Kubernetes gives by default.
+            deadline: Duration::from_secs(25),
+        }
+    }
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        Self { format: LogFormat::Text, filter: "info".to_owned() }
+    }
+}

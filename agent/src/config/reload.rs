@@ -1,0 +1,230 @@
+//! Re-reading a changed file without a restart (F5). A bad new file changes nothing and is reported.
+//!
+//! The watching is somebody else's: [`Reloader`] is told that the file may have changed. It compares what it read, so
+//! a needless call costs a read and no more.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::{Config, ConfigError, Loaded, load};
+
+/// What became of a change of the file.
+#[derive(Debug)]
+pub enum Reload {
+    /// There is a new configuration.
+    Changed {
+        /// The new one, with its warnings.
+        loaded: Loaded,
+        /// The changed fields that need a restart to take effect, see [`restart_needed`].
+        restart: Vec<&'static str>,
+    },
+    /// The file is bad, and the old configuration stays: to be logged and counted.
+    Rejected(ConfigError),
+}
+
+/// Holds the configuration in force and the file that it came from.
+#[derive(Debug)]
+pub struct Reloader {
+    file: PathBuf,
+    node: Option<Arc<str>>,
+    current: Config,
+}
+
+impl Reloader {
+    /// `current` is what `file` said last; `node` is the argument that [`load`] was given.
+    #[must_use]
+    pub fn new(file: PathBuf, node: Option<Arc<str>>, current: Config) -> Self {
+        Self { file, node, current }
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Reads the file again; `None` where it says the same as before.
+    pub fn check(&mut self) -> Option<Reload> {
+        match load(&self.file, self.node.as_deref()) {
+            Ok(loaded) if loaded.config == self.current => None,
+            Ok(loaded) => {
+                let restart = restart_needed(&self.current, &loaded.config);
+                self.current = loaded.config.clone();
+                Some(Reload::Changed { loaded, restart })
+            }
+            Err(error) => Some(Reload::Rejected(error)),
+        }
+    }
+
+    /// Checks each time that `changed` resolves, and hands on what became of it. Ends when `report` gives `false`.
+    pub async fn run(mut self, mut changed: impl AsyncFnMut(), mut report: impl FnMut(Reload) -> bool) {
+        loop {
+            changed().await;
+            if self.check().is_some_and(|outcome| !report(outcome)) {
+                return;
+            }
+        }
+    }
+}
+
+/// The fields that differ and take effect only after a restart: what is bound, pinned or started once.
+#[must_use]
+pub fn restart_needed(old: &Config, new: &Config) -> Vec<&'static str> {
+    let (old, new) = (&old.agent, &new.agent);
+    [
+        ("nodeName", old.node != new.node),
+        ("source", old.source != new.source),
+        ("kernel.mode", old.kernel.mode != new.kernel.mode),
+        ("kernel.cgroup", old.kernel.cgroup != new.kernel.cgroup),
+        ("kernel.bpffs", old.kernel.bpffs != new.kernel.bpffs),
+        ("http.workers", old.http.workers != new.http.workers),
+        ("admin.address", old.admin != new.admin),
+        ("log.format", old.log.format != new.log.format),
+    ]
+    .into_iter()
+    .filter_map(|(field, differs)| differs.then_some(field))
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const GOOD: &str = "
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: disaggregatedset-rollout-screener
+  parameters:
+    scope: {labelSelector: app=a}
+    revisionGating: {mode: MODE, requiredRoles: [prefill, decode]}
+---
+apiVersion: revgate.dev/v1alpha1
+kind: AgentConfig
+";
+
+    fn good(mode: &str, agent: &str) -> String {
+        format!("{}{agent}\n", GOOD.replace("MODE", mode))
+    }
+
+    /// A directory laid out as the kubelet mounts a ConfigMap: a link to a link to a directory that is swapped.
+    struct Mount {
+        directory: tempfile::TempDir,
+        swaps: u32,
+    }
+
+    impl Mount {
+        fn new(text: &str) -> Self {
+            let mut mount = Self { directory: tempfile::tempdir().unwrap(), swaps: 0 };
+            mount.swap(text);
+            std::os::unix::fs::symlink("..data/revgate.yaml", mount.file()).unwrap();
+            mount
+        }
+
+        fn file(&self) -> PathBuf {
+            self.directory.path().join("revgate.yaml")
+        }
+
+        fn swap(&mut self, text: &str) {
+            self.swaps += 1;
+            let version = format!("..{}", self.swaps);
+            let root = self.directory.path();
+            fs::create_dir(root.join(&version)).unwrap();
+            fs::write(root.join(&version).join("revgate.yaml"), text).unwrap();
+            std::os::unix::fs::symlink(&version, root.join("..data_tmp")).unwrap();
+            fs::rename(root.join("..data_tmp"), root.join("..data")).unwrap();
+        }
+
+        fn reloader(&self) -> Reloader {
+            let file = self.file();
+            let current = load(&file, Some("n")).unwrap().config;
+            Reloader::new(file, Some("n".into()), current)
+        }
+    }
+
+    #[test]
+    fn f5_a_swapped_config_map_is_read_and_a_bad_one_keeps_the_old() {
+        let mut mount = Mount::new(&good("max-role", ""));
+        let mut reloader = mount.reloader();
+        assert!(reloader.check().is_none(), "nothing changed");
+
+        mount.swap(&good("sum", ""));
+        let Some(Reload::Changed { loaded, restart }) = reloader.check() else { panic!("changed") };
+        assert_eq!(loaded.config.sets[0].mode, super::super::GatingMode::Sum);
+        assert!(restart.is_empty());
+
+        mount.swap(&good("mean", ""));
+        let Some(Reload::Rejected(error)) = reloader.check() else { panic!("rejected") };
+        assert!(error.to_string().contains("unknown mode `mean`"), "{error}");
+        assert!(matches!(reloader.check(), Some(Reload::Rejected(_))), "still bad");
+
+        mount.swap(&good("sum", "# the same again\n"));
+        assert!(reloader.check().is_none(), "the old configuration was kept");
+    }
+
+    #[test]
+    fn f5_a_vanished_file_keeps_the_old() {
+        let mount = Mount::new(&good("sum", ""));
+        let mut reloader = mount.reloader();
+        fs::remove_file(mount.file()).unwrap();
+        assert!(matches!(reloader.check(), Some(Reload::Rejected(ConfigError::Read { .. }))));
+    }
+
+    #[tokio::test]
+    async fn f5_each_notice_is_checked_and_only_news_are_handed_on() {
+        let mut mount = Mount::new(&good("sum", ""));
+        let reloader = mount.reloader();
+        let (notice, mut notices) = tokio::sync::mpsc::channel::<()>(8);
+        let (news, mut seen) = tokio::sync::mpsc::unbounded_channel();
+        let mut tasks = tokio::task::JoinSet::new();
+        let _ = tasks.spawn(reloader.run(
+            async move || drop(notices.recv().await),
+            move |reload| {
+                news.send(matches!(reload, Reload::Changed { .. })).unwrap();
+                true
+            },
+        ));
+        notice.send(()).await.unwrap();
+        notice.send(()).await.unwrap();
+        // Both are taken, and neither is news, before the third is sent: the file changes only then.
+        while notice.capacity() < notice.max_capacity() {
+            tokio::task::yield_now().await;
+        }
+        tokio::task::yield_now().await;
+        mount.swap(&good("max-role", ""));
+        notice.send(()).await.unwrap();
+        assert_eq!(seen.recv().await, Some(true));
+        mount.swap("not a configuration");
+        notice.send(()).await.unwrap();
+        assert_eq!(seen.recv().await, Some(false));
+        assert!(seen.try_recv().is_err());
+    }
+
+    #[test]
+    fn fields_that_need_a_restart_are_named() {
+        let config = |agent: &str| {
+            super::super::parse(Path::new("x"), good("sum", agent).as_bytes(), None)
+                .unwrap_or_else(|error| panic!("{error}"))
+                .config
+        };
+        let old = config("");
+        for (agent, expected) in [
+            ("nodeName: m", "nodeName"),
+            ("source: {file: {path: /p}}", "source"),
+            ("kernel: {mode: required}", "kernel.mode"),
+            ("kernel: {cgroup: /c}", "kernel.cgroup"),
+            ("kernel: {bpffs: /b}", "kernel.bpffs"),
+            ("http: {workers: 2}", "http.workers"),
+            ("admin: {address: '127.0.0.1:1'}", "admin.address"),
+            ("log: {format: json}", "log.format"),
+        ] {
+            assert_eq!(restart_needed(&old, &config(agent)), [expected]);
+        }
+        let free = "kernel: {fence: audit}\nhttp: {retries: 0}\nlog: {filter: debug}\nlisteners: [{address: '127.0.0.1:80', role: decode}]";
+        assert!(restart_needed(&old, &config(free)).is_empty());
+    }
+}
