@@ -18,4 +18,5 @@ pub mod gating;
 pub mod kernel;
 pub mod observe;
 pub mod proxy;
+pub mod rollout;
 pub mod snapshot;
