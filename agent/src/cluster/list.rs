@@ -1,0 +1,352 @@
+//! The Pod file's grammar: full Pod objects, lists of them, and a short form, in any mixture. Pure.
+//!
+//! ```yaml
+//! - {name: prefill-0, ip: 127.0.1.1, labels: {role: prefill}}   # the short form
+//! - apiVersion: v1                                              # as `kubectl get pods -o yaml` prints it
+//!   kind: Pod
+//!   metadata: {name: decode-0, namespace: llm}
+//! ```
+//!
+//! One struct, [`Entry`], takes every form: their fields are disjoint, so no guess is needed and each error keeps
+//! its line.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    net::IpAddr,
+};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
+};
+use serde_saphyr::{Location, Spanned};
+
+use super::{
+    manifest::{self, Metadata, PodObject, Port, Spec, Status},
+    pod::Pod,
+};
+
+/// The fields of the short form.
+const SHORT_FIELDS: [&str; 13] = [
+    "name",
+    "namespace",
+    "uid",
+    "ip",
+    "ips",
+    "labels",
+    "annotations",
+    "ready",
+    "terminating",
+    "node",
+    "hostNetwork",
+    "ports",
+    "cgroup",
+];
+
+/// The kinds that a document or a list item may have.
+const KINDS: &str = "Pod, PodList, List";
+
+/// Deeper than any Pod object, shallow enough for any stack.
+const MAX_DEPTH: usize = 64;
+
+/// A Pod of the list, and the cgroup that its short form names (not looked up yet).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Listed {
+    /// The Pod.
+    pub pod: Pod,
+    /// A path below the cgroup2 root, or an absolute one.
+    pub cgroup: Option<String>,
+}
+
+/// What is wrong with a list, and where: line and column count from 1, and are 1 where unknown.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{line}:{column}: {what}")]
+pub struct Invalid {
+    /// The line.
+    pub line: u64,
+    /// The column, in characters.
+    pub column: u64,
+    /// What is wrong, and what is allowed.
+    pub what: String,
+}
+
+/// Parses a whole file. Work and memory are bounded by a multiple of its length, whatever it holds.
+///
+/// Text without any document is an error: it is what a half-written file looks like. `[]` says "no Pods".
+pub fn parse(text: &str) -> Result<Vec<Listed>, Invalid> {
+    let options = serde_saphyr::options! {
+        // No document has more nodes than bytes; aliases have limits of their own, which stay.
+        budget: serde_saphyr::budget! {
+            max_depth: MAX_DEPTH,
+            max_documents: usize::MAX,
+            max_events: usize::MAX,
+            max_nodes: usize::MAX,
+            max_total_scalar_bytes: usize::MAX,
+        },
+        with_snippet: false,
+    };
+    let documents: Vec<Spanned<Document>> =
+        serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
+            let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
+            Invalid { line, column, what: message(&error) }
+        })?;
+    if documents.is_empty() {
+        return Err(Invalid { line: 1, column: 1, what: "no document; write `[]` for no Pods".to_owned() });
+    }
+    let mut list = List::default();
+    for document in documents {
+        let at = document.referenced;
+        match document.value {
+            Document::One(entry) => list.entry(*entry, at)?,
+            Document::Many(entries) => list.entries(entries)?,
+        }
+    }
+    Ok(list.pods)
+}
+
+/// The error without the place that its text ends with; the place is reported apart.
+fn message(error: &serde_saphyr::Error) -> String {
+    let text = error.without_snippet().to_string();
+    let text = text.lines().next().unwrap_or_default();
+    match text.rfind(" at line ") {
+        Some(end) => text.get(..end).unwrap_or(text).to_owned(),
+        None => text.to_owned(),
+    }
+}
+
+/// What is read so far.
+#[derive(Default)]
+struct List {
+    pods: Vec<Listed>,
+    /// Where each (namespace, name) stands.
+    lines: HashMap<(String, String), u64>,
+}
+
+impl List {
+    fn entries(&mut self, entries: Vec<Spanned<Entry>>) -> Result<(), Invalid> {
+        entries.into_iter().try_for_each(|entry| self.entry(entry.value, entry.referenced))
+    }
+
+    fn entry(&mut self, entry: Entry, at: Location) -> Result<(), Invalid> {
+        match entry.kind.as_deref() {
+            Some("Pod") | None => {}
+            Some("PodList" | "List") => return self.entries(entry.items.unwrap_or_default()),
+            Some(other) => {
+                return Err(invalid(at, format!("kind `{other}` is not read here; allowed: {KINDS}")));
+            }
+        }
+        let listed = if entry.kind.is_some() || entry.metadata.is_some() {
+            let object = PodObject { metadata: entry.metadata, spec: entry.spec, status: entry.status };
+            let pod = object.into_pod().map_err(|problem| invalid(at, problem.to_string()))?;
+            Listed { pod, cgroup: None }
+        } else if let Some(items) = entry.items {
+            return self.entries(items);
+        } else {
+            if let Some((field, at)) = entry.unknown {
+                return Err(invalid(at, unknown_field(&field)));
+            }
+            entry.short.into_listed(at)?
+        };
+        let name = (listed.pod.key.namespace.to_string(), listed.pod.key.name.to_string());
+        if let Some(first) = self.lines.get(&name) {
+            return Err(invalid(at, format!("Pod {}/{} is already on line {first}", name.0, name.1)));
+        }
+        self.lines.insert(name, at.line());
+        self.pods.push(listed);
+        Ok(())
+    }
+}
+
+fn invalid(at: Location, what: String) -> Invalid {
+    Invalid { line: at.line(), column: at.column(), what }
+}
+
+fn unknown_field(field: &str) -> String {
+    let near = SHORT_FIELDS.iter().map(|known| (strsim::damerau_levenshtein(field, known), known)).min();
+    let hint = match near {
+        Some((distance, known)) if distance <= 2 => format!("; did you mean `{known}`?"),
+        _ => String::new(),
+    };
+    format!("unknown field `{field}`{hint} (allowed: {})", SHORT_FIELDS.join(", "))
+}
+
+/// One YAML document.
+enum Document {
+    One(Box<Entry>),
+    Many(Vec<Spanned<Entry>>),
+}
+
+/// A Pod object, a list of Pods, or the short form.
+#[derive(Default)]
+struct Entry {
+    kind: Option<String>,
+    metadata: Option<Metadata>,
+    spec: Option<Spec>,
+    status: Option<Status>,
+    items: Option<Vec<Spanned<Entry>>>,
+    short: Short,
+    /// The first field that no form has.
+    unknown: Option<(String, Location)>,
+}
+
+/// The short form.
+#[derive(Default)]
+struct Short {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    ip: Option<Spanned<String>>,
+    ips: Option<Vec<Spanned<String>>>,
+    labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, Option<String>>>,
+    ready: Option<bool>,
+    terminating: Option<bool>,
+    node: Option<String>,
+    host_network: Option<bool>,
+    ports: Option<Vec<ShortPort>>,
+    cgroup: Option<String>,
+}
+
+impl Short {
+    fn into_listed(self, at: Location) -> Result<Listed, Invalid> {
+        let name = self.name.filter(|name| !name.is_empty());
+        let name = name.ok_or_else(|| invalid(at, "a Pod needs a `name`".to_owned()))?;
+        let mut ips = Vec::new();
+        for value in self.ip.into_iter().chain(self.ips.into_iter().flatten()) {
+            let ip = value.value.parse::<IpAddr>().map_err(|_| {
+                invalid(
+                    value.referenced,
+                    format!("`{}` is no IP address (such as 10.0.0.7 or fd00::7)", value.value),
+                )
+            })?;
+            manifest::push_address(&mut ips, ip);
+        }
+        let pod = Pod {
+            key: manifest::key(self.namespace, &name, self.uid),
+            ips,
+            node: self.node.map(Into::into),
+            labels: manifest::labels_of(self.labels.unwrap_or_default()),
+            active_ports: self.annotations.as_ref().and_then(manifest::active_ports),
+            ready: self.ready.unwrap_or(true),
+            terminating: self.terminating.unwrap_or(false),
+            host_network: self.host_network.unwrap_or(false),
+            created: 0,
+            ports: manifest::ports_of(self.ports.into_iter().flatten().map(|port| port.0)),
+            cgroup: None,
+        };
+        Ok(Listed { pod, cgroup: self.cgroup })
+    }
+}
+
+/// A port of the short form: a number, or an object as in a container.
+struct ShortPort(Port);
+
+impl<'de> Deserialize<'de> for ShortPort {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PortVisitor;
+
+        impl<'de> Visitor<'de> for PortVisitor {
+            type Value = ShortPort;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a port number, or {name, containerPort, protocol}")
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<ShortPort, E> {
+                let number = u16::try_from(number).map_err(|_| E::custom(format!("{number} is no port")))?;
+                Ok(ShortPort(Port { name: None, container_port: number, protocol: None }))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ShortPort, A::Error> {
+                Port::deserialize(MapAccessDeserializer::new(map)).map(ShortPort)
+            }
+        }
+
+        deserializer.deserialize_any(PortVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for Document {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct DocumentVisitor;
+
+        impl<'de> Visitor<'de> for DocumentVisitor {
+            type Value = Document;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of Pods, or one Pod, PodList or List")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Document, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = seq.next_element()? {
+                    entries.push(entry);
+                }
+                Ok(Document::Many(entries))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Document, A::Error> {
+                EntryVisitor.visit_map(map).map(Box::new).map(Document::One)
+            }
+        }
+
+        deserializer.deserialize_any(DocumentVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for Entry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(EntryVisitor)
+    }
+}
+
+struct EntryVisitor;
+
+impl<'de> Visitor<'de> for EntryVisitor {
+    type Value = Entry;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a Pod: an object with `metadata`, or the short form {name, ip, labels, ..}")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entry, A::Error> {
+        let mut entry = Entry::default();
+        let short = &mut entry.short;
+        while let Some(key) = map.next_key::<Spanned<String>>()? {
+            match key.value.as_str() {
+                "apiVersion" => drop(map.next_value::<IgnoredAny>()?),
+                "kind" => entry.kind = map.next_value()?,
+                "metadata" => entry.metadata = map.next_value()?,
+                "spec" => entry.spec = map.next_value()?,
+                "status" => entry.status = map.next_value()?,
+                "items" => entry.items = map.next_value()?,
+                "name" => short.name = map.next_value()?,
+                "namespace" => short.namespace = map.next_value()?,
+                "uid" => short.uid = map.next_value()?,
+                "ip" => short.ip = map.next_value()?,
+                "ips" => short.ips = map.next_value()?,
+                "labels" => short.labels = map.next_value()?,
+                "annotations" => short.annotations = map.next_value()?,
+                "ready" => short.ready = map.next_value()?,
+                "terminating" => short.terminating = map.next_value()?,
+                "node" => short.node = map.next_value()?,
+                "hostNetwork" => short.host_network = map.next_value()?,
+                "ports" => short.ports = map.next_value()?,
+                "cgroup" => short.cgroup = map.next_value()?,
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                    entry.unknown.get_or_insert((key.value, key.referenced));
+                }
+            }
+        }
+        if entry.metadata.is_some() && entry.items.is_some() && entry.kind.is_none() {
+            // A list without a kind has metadata too (a resource version), but nothing that makes it a Pod.
+            if entry.metadata.as_ref().is_some_and(|metadata| metadata.name.is_some()) {
+                return Err(A::Error::custom("both a Pod (`metadata.name`) and a list (`items`)"));
+            }
+            entry.metadata = None;
+        }
+        Ok(entry)
+    }
+}
