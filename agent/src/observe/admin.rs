@@ -4,7 +4,14 @@
 //! choice, so that a scrape never sits between two requests. Everything a client can make it hold is bounded:
 //! connections, head size, time to send a head, life of a connection.
 
-use std::{convert::Infallible, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{
@@ -28,6 +35,9 @@ use super::{
     exposition::{self, Format},
 };
 
+/// Where an agent's admin server is unless configured otherwise: only its own machine reaches it.
+pub const DEFAULT_ADDRESS: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9901));
+
 /// Connections at a time; the next one waits in the backlog.
 const MAX_CONNECTIONS: usize = 64;
 /// Largest request head in bytes (hyper's least read buffer is 8 KiB).
@@ -35,7 +45,7 @@ const MAX_HEAD: usize = 8 * 1024;
 /// Longest time for a request head, and so the longest idle time of a connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// After this a connection is closed at its next pause.
-const CONNECTION_LIFE: Duration = Duration::from_secs(300);
+const CONNECTION_LIFE: Duration = Duration::from_mins(5);
 /// And after this much more, in any case.
 const CONNECTION_GRACE: Duration = Duration::from_secs(10);
 /// Pause after a failed accept, such as one for want of file descriptors.
@@ -55,7 +65,7 @@ type Answer = Response<Full<Bytes>>;
 
 /// The admin address could not be bound.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on admin address {address}: {source}; is another revgate running here? Set `admin.address`")]
+#[error("cannot listen on admin address {address}: {source}; is another revgate running here? Set `admin`")]
 pub struct BindError {
     /// The address.
     pub address: SocketAddr,
@@ -110,12 +120,11 @@ impl Admin {
                 .max_buf_size(MAX_HEAD)
                 .serve_connection(TokioIo::new(stream), service)
         );
-        let ended = match time::timeout(CONNECTION_LIFE, connection.as_mut()).await {
-            Ok(ended) => ended,
-            Err(_) => {
-                connection.as_mut().graceful_shutdown();
-                time::timeout(CONNECTION_GRACE, connection).await.unwrap_or(Ok(()))
-            }
+        let ended = if let Ok(ended) = time::timeout(CONNECTION_LIFE, connection.as_mut()).await {
+            ended
+        } else {
+            connection.as_mut().graceful_shutdown();
+            time::timeout(CONNECTION_GRACE, connection).await.unwrap_or(Ok(()))
         };
         if let Err(error) = ended {
             debug!(%error, "admin connection ended");
@@ -303,6 +312,6 @@ mod tests {
     async fn an_address_in_use_is_an_error_that_says_what_to_do() {
         let (_scene, address, _tasks) = start().await;
         let error = bind(address).await.unwrap_err().to_string();
-        assert!(error.contains(&address.to_string()) && error.contains("Set `admin.address`"), "{error}");
+        assert!(error.contains(&address.to_string()) && error.contains("Set `admin`"), "{error}");
     }
 }

@@ -52,7 +52,7 @@ fn prometheus(openmetrics: &str) -> String {
     let mut lines = openmetrics.lines().peekable();
     while let Some(line) = lines.next() {
         let mut push = |line: &[&str]| {
-            line.iter().for_each(|part| out.push_str(part));
+            out.extend(line.iter().copied());
             out.push('\n');
         };
         if line == "# EOF" || line.starts_with("# UNIT ") {
@@ -92,12 +92,16 @@ mod tests {
 
     #[test]
     fn openmetrics_is_served_to_who_asks_for_it() {
-        let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2,*/*;q=0.1";
+        let prometheus =
+            "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2,*/*;q=0.1";
         assert_eq!(Format::accepted(Some(prometheus)), Format::OpenMetrics);
         assert_eq!(Format::accepted(Some("text/plain")), Format::Prometheus);
         assert_eq!(Format::accepted(None), Format::Prometheus);
         let text = encode(&registry(), Format::OpenMetrics).unwrap();
-        assert!(text.contains("# TYPE tries counter\ntries_total 0\n") && text.ends_with("# EOF\n"), "{text}");
+        assert!(
+            text.contains("# TYPE tries counter\ntries_total 0\n") && text.ends_with("# EOF\n"),
+            "{text}"
+        );
     }
 
     #[test]

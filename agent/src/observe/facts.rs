@@ -50,7 +50,9 @@ impl SourceHealth {
         SourceReport {
             kind: self.kind.to_owned(),
             location: self.location.clone(),
-            last_event_age_seconds: state.last_event.map(|at| now.saturating_duration_since(at).as_secs_f64()),
+            last_event_age_seconds: state
+                .last_event
+                .map(|at| now.saturating_duration_since(at).as_secs_f64()),
             errors: state.errors,
             last_error: state.last_error.clone(),
         }
@@ -122,7 +124,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "a test is an edge: it makes up its own instants from one reading")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a test is an edge: it makes up its own instants from one reading"
+)]
 mod tests {
     use super::*;
 

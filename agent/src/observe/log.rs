@@ -27,7 +27,8 @@ pub enum LogError {
 
 /// Checks a filter without starting anything.
 pub fn filter(config: &LogConfig) -> Result<EnvFilter, LogError> {
-    EnvFilter::try_new(&config.filter).map_err(|source| LogError::Filter { filter: config.filter.clone(), source })
+    EnvFilter::try_new(&config.filter)
+        .map_err(|source| LogError::Filter { filter: config.filter.clone(), source })
 }
 
 /// From now on this process's logs go to stderr. Call once.

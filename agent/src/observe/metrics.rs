@@ -71,7 +71,8 @@ mod tests {
     };
 
     fn scrape(scene: &Arc<Scene>) -> String {
-        exposition::encode(&registry(scene, &StrictNoMatch::default()), exposition::Format::OpenMetrics).unwrap()
+        exposition::encode(&registry(scene, &StrictNoMatch::default()), exposition::Format::OpenMetrics)
+            .unwrap()
     }
 
     #[test]
@@ -102,7 +103,7 @@ mod tests {
     fn the_series_of_a_vanished_revision_go() {
         let scene = testing::scene(testing::snapshot(7, vec![SetBuilder::rollout().build()]));
         assert!(scrape(&scene).contains("5c9d7a1b"));
-        let set = SetBuilder::new("chat").revision("7f00aa12", &[1, 4]).build();
+        let set = SetBuilder::new("chat").revision("7f00aa12", [1, 4]).build();
         scene.published.store(Arc::new(testing::snapshot(8, vec![set])));
         let text = scrape(&scene);
         assert!(!text.contains("5c9d7a1b"), "{text}");
@@ -128,7 +129,7 @@ mod tests {
 
     #[test]
     fn with_gating_disabled_llm_d_shows_an_empty_mode_and_revgate_no_share() {
-        let set = SetBuilder::new("chat").mode(GatingMode::Disabled).revision("a", &[0, 3]).build();
+        let set = SetBuilder::new("chat").mode(GatingMode::Disabled).revision("a", [0, 3]).build();
         let text = scrape(&testing::scene(testing::snapshot(1, vec![set])));
         assert!(text.contains(r#"mode="",revision="a"} 0.0"#), "{text}");
         assert!(!text.contains("revgate_revision_share{"), "{text}");
@@ -136,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_hostile_revision_name_cannot_forge_a_line() {
-        let set = SetBuilder::new("chat").revision("a\"} 1\nforged 1", &[1, 1]).build();
+        let set = SetBuilder::new("chat").revision("a\"} 1\nforged 1", [1, 1]).build();
         let text = scrape(&testing::scene(testing::snapshot(1, vec![set])));
         assert!(!text.lines().any(|line| line.starts_with("forged")), "{text}");
     }

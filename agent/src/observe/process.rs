@@ -25,7 +25,7 @@ pub fn open_descriptors() -> Option<usize> {
     Some(fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1))
 }
 
-/// `VmRSS` of a /proc/PID/status, which is in kB, see proc_pid_status(5).
+/// `VmRSS` of a /proc/PID/status, which is in kB, see `proc_pid_status(5)`.
 fn resident(status: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

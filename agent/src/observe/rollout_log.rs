@@ -158,7 +158,8 @@ impl fmt::Display for Step {
             }
             Self::Gone { revision } => write!(f, "revision {revision} is gone"),
             Self::Shares { shares } => {
-                let each: Vec<String> = shares.iter().map(|(name, share)| format!("{name} {share}")).collect();
+                let each: Vec<String> =
+                    shares.iter().map(|(name, share)| format!("{name} {share}")).collect();
                 write!(f, "shares are now {}", each.join(", "))
             }
             Self::Paused => f.write_str("paused: no revision is eligible, every request is refused with 503"),
@@ -175,7 +176,8 @@ mod tests {
     type Counts = [(&'static str, [u32; 2])];
 
     fn chat(revisions: &Counts) -> Snapshot {
-        let set = revisions.iter().fold(SetBuilder::new("chat"), |set, (name, ready)| set.revision(name, ready));
+        let set =
+            revisions.iter().fold(SetBuilder::new("chat"), |set, (name, ready)| set.revision(name, *ready));
         snapshot(1, vec![set.build()])
     }
 
@@ -199,7 +201,10 @@ mod tests {
         );
         assert_eq!(
             lines(&[("a", [1, 1]), ("b", [1, 2])], &[("a", [0, 1]), ("b", [1, 2])]),
-            ["chat: revision a drains, no new requests: it lacks a Ready prefill Pod", "chat: shares are now b 1"]
+            [
+                "chat: revision a drains, no new requests: it lacks a Ready prefill Pod",
+                "chat: shares are now b 1"
+            ]
         );
         assert_eq!(lines(&[("a", [0, 1]), ("b", [1, 2])], &[("b", [1, 2])]), ["chat: revision a is gone"]);
     }
@@ -232,14 +237,18 @@ mod tests {
 
     #[test]
     fn sets_are_matched_by_name_not_by_index() {
-        let set = |name| SetBuilder::new(name).revision("a", &[1, 1]).build();
+        let set = |name| SetBuilder::new(name).revision("a", [1, 1]).build();
         let old = snapshot(1, vec![set("one"), set("two")]);
         let new = snapshot(2, vec![set("two"), set("one")]);
         assert!(steps(&old, &new).is_empty());
-        let words: Vec<_> = steps(&snapshot(1, vec![]), &old).iter().map(|e| (e.set.to_string(), e.step.word())).collect();
+        let words: Vec<_> =
+            steps(&snapshot(1, vec![]), &old).iter().map(|e| (e.set.to_string(), e.step.word())).collect();
         assert_eq!(
             words,
-            ["one", "two"].iter().flat_map(|s| ["appeared", "shares"].map(|w| ((*s).to_owned(), w))).collect::<Vec<_>>()
+            ["one", "two"]
+                .iter()
+                .flat_map(|s| ["appeared", "shares"].map(|w| ((*s).to_owned(), w)))
+                .collect::<Vec<_>>()
         );
     }
 }

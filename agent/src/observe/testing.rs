@@ -37,7 +37,10 @@ impl SetBuilder {
 
     /// Two eligible revisions, 6 to 4, and one that lacks prefill.
     pub(crate) fn rollout() -> Self {
-        Self::new("chat").revision("5c9d7a1b", &[2, 6]).revision("7f00aa12", &[1, 4]).revision("9e11bb23", &[0, 3])
+        Self::new("chat")
+            .revision("5c9d7a1b", [2, 6])
+            .revision("7f00aa12", [1, 4])
+            .revision("9e11bb23", [0, 3])
     }
 
     pub(crate) fn mode(mut self, mode: GatingMode) -> Self {
@@ -46,7 +49,7 @@ impl SetBuilder {
     }
 
     /// Ready Pods in prefill and decode, each with one endpoint. Add revisions sorted by name.
-    pub(crate) fn revision(mut self, name: &'static str, ready: &[u32; 2]) -> Self {
+    pub(crate) fn revision(mut self, name: &'static str, ready: [u32; 2]) -> Self {
         self.revisions.push((name, ready.to_vec()));
         self
     }
@@ -58,8 +61,13 @@ impl SetBuilder {
             let name: Arc<str> = name.into();
             census.mention(&name);
             let slot = u16::try_from(slot).unwrap();
-            let mut view =
-                RevisionView { name: Arc::clone(&name), slot, epoch: 1, endpoints: Vec::new(), members: Vec::new() };
+            let mut view = RevisionView {
+                name: Arc::clone(&name),
+                slot,
+                epoch: 1,
+                endpoints: Vec::new(),
+                members: Vec::new(),
+            };
             for (role, count) in ready.into_iter().enumerate() {
                 let mut endpoints = Vec::new();
                 for n in 0..count {
@@ -115,7 +123,8 @@ fn pod(name: &str, ip: IpAddr) -> Arc<Pod> {
 }
 
 pub(crate) fn snapshot(generation: u64, sets: Vec<SetView>) -> Snapshot {
-    let vips = vec![VipConfig { address: "127.0.90.1:80".parse().unwrap(), set: 0, role: 1, members_only: false }];
+    let vips =
+        vec![VipConfig { address: "127.0.90.1:80".parse().unwrap(), set: 0, role: 1, members_only: false }];
     Snapshot { generation, synced: true, sets, vips, sources: Vec::new() }
 }
 
@@ -132,7 +141,13 @@ pub(crate) fn reading(generation: u64) -> KernelReading {
     }
 }
 
-pub(crate) fn connections(set: usize, slot: u16, epoch: u32, opened: u64, closed: u64) -> EndpointConnections {
+pub(crate) fn connections(
+    set: usize,
+    slot: u16,
+    epoch: u32,
+    opened: u64,
+    closed: u64,
+) -> EndpointConnections {
     EndpointConnections { endpoint: "127.1.1.1:8000".parse().unwrap(), set, slot, epoch, opened, closed }
 }
 

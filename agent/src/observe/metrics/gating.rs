@@ -87,12 +87,14 @@ fn by_revision(snapshot: &Snapshot) -> impl Iterator<Item = (&SetView, &Revision
     snapshot.sets.iter().flat_map(|set| set.distribution.revisions.iter().map(move |share| (set, share)))
 }
 
-fn by_role<'s>(
-    snapshot: &'s Snapshot,
+fn by_role(
+    snapshot: &Snapshot,
     value: impl Fn(&SetView, &RevisionShare, usize) -> u32,
-) -> impl Iterator<Item = ([(&'static str, &'s str); 3], u32)> {
+) -> impl Iterator<Item = ([(&'static str, &str); 3], u32)> {
     by_revision(snapshot)
-        .flat_map(|(set, share)| set.roles.iter().enumerate().map(move |(role, name)| (set, share, role, name)))
+        .flat_map(|(set, share)| {
+            set.roles.iter().enumerate().map(move |(role, name)| (set, share, role, name))
+        })
         .map(move |(set, share, role, name)| {
             let [of_set, of_revision] = labels(set, share);
             ([of_set, of_revision, ("role", name.as_ref())], value(set, share, role))

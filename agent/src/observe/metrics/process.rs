@@ -39,7 +39,10 @@ fn config(families: &mut Families<'_>, config: &ConfigReport) -> fmt::Result {
     families.counters(
         "config_reloads",
         "Reloads of a changed configuration file, by result",
-        [([("result", "success")], config.reloads_succeeded), ([("result", "failure")], config.reloads_failed)],
+        [
+            ([("result", "success")], config.reloads_succeeded),
+            ([("result", "failure")], config.reloads_failed),
+        ],
     )?;
     families.gauge(
         "config_last_reload_successful",

@@ -3,8 +3,8 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use super::{
-    EndpointReport, Enforcement, Inputs, KernelReport, OutcomeReport, Report, RevisionReport, RoleReport, SetReport,
-    VipReport, decimal_share, exact_share, mode_name,
+    EndpointReport, Enforcement, Inputs, KernelReport, OutcomeReport, Report, RevisionReport, RoleReport,
+    SetReport, VipReport, decimal_share, exact_share, mode_name,
 };
 use crate::{
     config::{GatingMode, VipConfig},
@@ -26,7 +26,12 @@ impl Report {
             waiting: inputs.waiting,
             synced: snapshot.synced,
             generation: snapshot.generation,
-            sets: snapshot.sets.iter().enumerate().map(|(index, set)| set_report(index, set, kernel)).collect(),
+            sets: snapshot
+                .sets
+                .iter()
+                .enumerate()
+                .map(|(index, set)| set_report(index, set, kernel))
+                .collect(),
             vips: snapshot.vips.iter().map(|vip| vip_report(vip, snapshot)).collect(),
             listeners: inputs.listeners.to_vec(),
             kernel: kernel_report(snapshot, kernel),
@@ -109,7 +114,11 @@ fn revision_report(
         slot: view.map_or(0, |view| view.slot),
         epoch: view.map_or(0, |view| view.epoch),
         members: view.map_or(0, |view| view.members.len()),
-        requests_in_flight: roles.iter().flat_map(|r| &r.endpoints).map(|e| u64::from(e.requests_in_flight)).sum(),
+        requests_in_flight: roles
+            .iter()
+            .flat_map(|r| &r.endpoints)
+            .map(|e| u64::from(e.requests_in_flight))
+            .sum(),
         connections: view.and_then(|view| open_connections(kernel, index, view)),
         roles,
     }
@@ -118,7 +127,8 @@ fn revision_report(
 /// Connections that the kernel steered to a revision and that are open; `None` without kernel programs.
 #[must_use]
 pub fn open_connections(kernel: &KernelReading, set: usize, view: &RevisionView) -> Option<u64> {
-    let of_tenant = kernel.connections.iter().filter(|c| (c.set, c.slot, c.epoch) == (set, view.slot, view.epoch));
+    let of_tenant =
+        kernel.connections.iter().filter(|c| (c.set, c.slot, c.epoch) == (set, view.slot, view.epoch));
     kernel.active.then(|| of_tenant.map(|c| c.opened.saturating_sub(c.closed)).sum())
 }
 
@@ -144,7 +154,8 @@ fn vip_report(vip: &VipConfig, snapshot: &Snapshot) -> VipReport {
 }
 
 fn kernel_report(snapshot: &Snapshot, kernel: &KernelReading) -> KernelReport {
-    let every_set_has_a_table = (0..snapshot.sets.len()).all(|i| matches!(kernel.tables.get(i), Some(Some(_))));
+    let every_set_has_a_table =
+        (0..snapshot.sets.len()).all(|i| matches!(kernel.tables.get(i), Some(Some(_))));
     KernelReport {
         mode: if kernel.active { Enforcement::Ebpf } else { Enforcement::UserSpace },
         reason: kernel.inactive_because.clone(),
@@ -171,7 +182,10 @@ mod tests {
         let snapshot = testing::snapshot(7, vec![SetBuilder::rollout().build()]);
         let report = testing::report(&snapshot, &reading(7));
         let set = &report.sets[0];
-        assert_eq!((set.mode.as_str(), set.dominant_role.as_deref(), set.paused), ("max-role", Some("decode"), false));
+        assert_eq!(
+            (set.mode.as_str(), set.dominant_role.as_deref(), set.paused),
+            ("max-role", Some("decode"), false)
+        );
         let by_name: Vec<_> = set
             .revisions
             .iter()
@@ -221,7 +235,7 @@ mod tests {
 
     #[test]
     fn with_gating_disabled_there_are_no_shares() {
-        let set = SetBuilder::new("chat").mode(GatingMode::Disabled).revision("a", &[0, 3]).build();
+        let set = SetBuilder::new("chat").mode(GatingMode::Disabled).revision("a", [0, 3]).build();
         let report = testing::report(&testing::snapshot(1, vec![set]), &reading(1));
         let revision = &report.sets[0].revisions[0];
         assert_eq!((revision.eligible, &revision.share, revision.share_decimal), (true, &None, None));
@@ -230,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_set_with_nothing_eligible_is_paused() {
-        let set = SetBuilder::new("chat").revision("a", &[0, 0]).build();
+        let set = SetBuilder::new("chat").revision("a", [0, 0]).build();
         let report = testing::report(&testing::snapshot(1, vec![set]), &reading(1));
         assert!(report.sets[0].paused);
         assert_eq!(report.sets[0].revisions[0].lacks, ["a Ready prefill Pod", "a Ready decode Pod"]);
@@ -238,8 +252,9 @@ mod tests {
 
     #[test]
     fn shares_are_in_lowest_terms() {
-        let shares: Vec<_> =
-            [(0, 0), (0, 5), (5, 5), (4, 10), (7, 9)].map(|(weight, total)| exact_share(weight, total)).into();
+        let shares: Vec<_> = [(0, 0), (0, 5), (5, 5), (4, 10), (7, 9)]
+            .map(|(weight, total)| exact_share(weight, total))
+            .into();
         assert_eq!(shares, ["0", "0", "1", "2/5", "7/9"]);
     }
 
@@ -256,7 +271,9 @@ mod tests {
     fn the_field_names_are_stable() {
         let report = testing::report(&testing::snapshot(7, vec![SetBuilder::rollout().build()]), &reading(7));
         let json = serde_json::to_value(&report).unwrap();
-        let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
+        let keys = |value: &serde_json::Value| {
+            value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ")
+        };
         assert_eq!(
             keys(&json),
             "config generation kernel listeners node ready sets source synced uptimeSeconds version vips waiting"
@@ -269,10 +286,7 @@ mod tests {
             keys(&json["sets"][0]["revisions"][0]),
             "connections eligible epoch lacks members name requestsInFlight roles share shareDecimal slot weight"
         );
-        assert_eq!(
-            keys(&json["kernel"]),
-            "connects error fence generation inStep memoryBytes mode reason"
-        );
+        assert_eq!(keys(&json["kernel"]), "connects error fence generation inStep memoryBytes mode reason");
         assert_eq!(json["kernel"]["mode"], "ebpf");
     }
 }
