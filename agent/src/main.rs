@@ -1,2 +1,7 @@
 //! The `revgate` command.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    revgate::cli::main()
+}

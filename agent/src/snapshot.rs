@@ -62,6 +62,8 @@ pub struct SetView {
     pub selectors: Arc<[HeaderSelector]>,
     /// The roles, by index.
     pub roles: Arc<[Arc<str>]>,
+    /// How many of them are required: the first ones.
+    pub required: usize,
     /// Eligibility, weights, shares.
     pub distribution: Distribution,
     /// Every revision with a member, sorted by name: the same order as `distribution.revisions`.

@@ -177,6 +177,7 @@ impl State {
                 revision_header: set.revision_header.clone(),
                 selectors: set.selectors.clone().into(),
                 roles: set.roles.clone().into(),
+                required: built.gating.required,
                 distribution: Distribution::of(&built.census, built.gating),
                 revisions: built.revisions,
             });

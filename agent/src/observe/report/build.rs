@@ -1,0 +1,292 @@
+//! A report out of a snapshot, a kernel reading and the facts beside them. Pure.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use super::{
+    EndpointReport, Enforcement, Inputs, KernelReport, OutcomeReport, Report, RevisionReport, RoleReport,
+    SetReport, VipReport, decimal_share, exact_share, mode_name,
+};
+use crate::{
+    config::{GatingMode, VipConfig},
+    gating::RevisionShare,
+    observe::KernelReading,
+    snapshot::{Endpoint, RevisionView, SetView, Snapshot},
+};
+
+impl Report {
+    /// Everything that the inputs show.
+    #[must_use]
+    pub fn of(inputs: Inputs<'_>) -> Self {
+        let Inputs { snapshot, kernel, .. } = inputs;
+        Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            node: inputs.node.map(str::to_owned),
+            uptime_seconds: inputs.uptime.as_secs_f64(),
+            ready: inputs.waiting.is_empty(),
+            waiting: inputs.waiting,
+            synced: snapshot.synced,
+            generation: snapshot.generation,
+            sets: snapshot
+                .sets
+                .iter()
+                .enumerate()
+                .map(|(index, set)| set_report(index, set, kernel))
+                .collect(),
+            vips: snapshot.vips.iter().map(|vip| vip_report(vip, snapshot)).collect(),
+            listeners: inputs.listeners.to_vec(),
+            kernel: kernel_report(snapshot, kernel),
+            source: inputs.source,
+            config: inputs.config,
+        }
+    }
+}
+
+/// What a revision lacks to be eligible, in words: empty when it is.
+#[must_use]
+pub fn lacks(set: &SetView, share: &RevisionShare, view: Option<&RevisionView>) -> Vec<String> {
+    if share.eligible {
+        return Vec::new();
+    }
+    if set.mode == GatingMode::Disabled {
+        return vec!["an endpoint".to_owned()];
+    }
+    let required = set.roles.iter().take(set.required).enumerate();
+    required
+        .filter_map(|(index, role)| {
+            let ready = share.ready.get(index).copied().unwrap_or(0);
+            let endpoints = view.and_then(|view| view.endpoints.get(index)).map_or(0, Vec::len);
+            match (ready, endpoints) {
+                (0, _) => Some(format!("a Ready {role} Pod")),
+                // Followers of a group count but take no requests (C4); a bad port makes no endpoint (C6).
+                (_, 0) => Some(format!("a {role} endpoint")),
+                _ => None,
+            }
+        })
+        .collect()
+}
+
+fn set_report(index: usize, set: &SetView, kernel: &KernelReading) -> SetReport {
+    let distribution = &set.distribution;
+    SetReport {
+        name: set.name.to_string(),
+        mode: mode_name(set.mode).to_owned(),
+        revision_header: set.revision_header.to_string(),
+        dominant_role: distribution.dominant.and_then(|role| set.roles.get(role)).map(ToString::to_string),
+        required_roles: set.roles.iter().take(set.required).map(ToString::to_string).collect(),
+        paused: !distribution.revisions.iter().any(|revision| revision.eligible),
+        table_generation: kernel.tables.get(index).copied().flatten(),
+        revisions: distribution
+            .revisions
+            .iter()
+            .map(|share| revision_report(index, set, share, set.revision(&share.name), kernel))
+            .collect(),
+    }
+}
+
+fn revision_report(
+    index: usize,
+    set: &SetView,
+    share: &RevisionShare,
+    view: Option<&RevisionView>,
+    kernel: &KernelReading,
+) -> RevisionReport {
+    let gated = set.mode != GatingMode::Disabled;
+    let total = set.distribution.total();
+    let roles: Vec<RoleReport> = set
+        .roles
+        .iter()
+        .enumerate()
+        .map(|(role, name)| RoleReport {
+            name: name.to_string(),
+            ready: share.ready.get(role).copied().unwrap_or(0),
+            endpoints: view
+                .and_then(|view| view.endpoints.get(role))
+                .map_or_else(Vec::new, |endpoints| endpoints.iter().map(endpoint_report).collect()),
+        })
+        .collect();
+    RevisionReport {
+        name: share.name.to_string(),
+        eligible: share.eligible,
+        lacks: lacks(set, share, view),
+        weight: share.weight,
+        share: gated.then(|| exact_share(share.weight, total)),
+        share_decimal: gated.then(|| decimal_share(share.weight, total)),
+        slot: view.map_or(0, |view| view.slot),
+        epoch: view.map_or(0, |view| view.epoch),
+        members: view.map_or(0, |view| view.members.len()),
+        requests_in_flight: roles
+            .iter()
+            .flat_map(|r| &r.endpoints)
+            .map(|e| u64::from(e.requests_in_flight))
+            .sum(),
+        connections: view.and_then(|view| open_connections(kernel, index, view)),
+        roles,
+    }
+}
+
+/// Connections that the kernel steered to a revision and that are open; `None` without kernel programs.
+#[must_use]
+pub fn open_connections(kernel: &KernelReading, set: usize, view: &RevisionView) -> Option<u64> {
+    let of_tenant =
+        kernel.connections.iter().filter(|c| (c.set, c.slot, c.epoch) == (set, view.slot, view.epoch));
+    kernel.active.then(|| of_tenant.map(|c| c.opened.saturating_sub(c.closed)).sum())
+}
+
+fn endpoint_report(endpoint: &Arc<Endpoint>) -> EndpointReport {
+    let key = &endpoint.pod.key;
+    EndpointReport {
+        address: endpoint.address,
+        pod: format!("{}/{}", key.namespace, key.name),
+        local: endpoint.local,
+        requests_in_flight: endpoint.vitals.outstanding.load(Ordering::Relaxed),
+        failures: endpoint.vitals.failures.load(Ordering::Relaxed),
+    }
+}
+
+fn vip_report(vip: &VipConfig, snapshot: &Snapshot) -> VipReport {
+    let set = snapshot.sets.get(vip.set);
+    VipReport {
+        address: vip.address,
+        set: set.map(|set| set.name.to_string()).unwrap_or_default(),
+        role: set.and_then(|set| set.roles.get(vip.role)).map(ToString::to_string).unwrap_or_default(),
+        members_only: vip.members_only,
+    }
+}
+
+fn kernel_report(snapshot: &Snapshot, kernel: &KernelReading) -> KernelReport {
+    let every_set_has_a_table =
+        (0..snapshot.sets.len()).all(|i| matches!(kernel.tables.get(i), Some(Some(_))));
+    KernelReport {
+        mode: if kernel.active { Enforcement::Ebpf } else { Enforcement::UserSpace },
+        reason: kernel.inactive_because.clone(),
+        fence: kernel.fence.clone(),
+        generation: kernel.acknowledged,
+        in_step: kernel.active && every_set_has_a_table && kernel.acknowledged == snapshot.generation,
+        connects: kernel
+            .counters
+            .iter()
+            .map(|(counter, count)| OutcomeReport { outcome: counter.name().to_owned(), count: *count })
+            .collect(),
+        memory_bytes: kernel.memory,
+        error: kernel.error.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::testing::{self, SetBuilder, reading};
+
+    #[test]
+    fn shows_shares_exactly_and_why_a_revision_is_not_eligible() {
+        let snapshot = testing::snapshot(7, vec![SetBuilder::rollout().build()]);
+        let report = testing::report(&snapshot, &reading(7));
+        let set = &report.sets[0];
+        assert_eq!(
+            (set.mode.as_str(), set.dominant_role.as_deref(), set.paused),
+            ("max-role", Some("decode"), false)
+        );
+        let by_name: Vec<_> = set
+            .revisions
+            .iter()
+            .map(|r| (r.name.as_str(), r.eligible, r.weight, r.share.as_deref().unwrap(), r.lacks.join(", ")))
+            .collect();
+        assert_eq!(
+            by_name,
+            [
+                ("5c9d7a1b", true, 6, "3/5", String::new()),
+                ("7f00aa12", true, 4, "2/5", String::new()),
+                ("9e11bb23", false, 0, "0", "a Ready prefill Pod".to_owned()),
+            ]
+        );
+        assert!((set.revisions[1].share_decimal.unwrap() - 0.4).abs() < 1e-12);
+        assert_eq!(set.revisions[0].roles[1].endpoints.len(), 6);
+    }
+
+    #[test]
+    fn sums_the_open_connections_of_the_tenant_only() {
+        let snapshot = testing::snapshot(7, vec![SetBuilder::rollout().build()]);
+        let mut kernel = reading(7);
+        kernel.connections = vec![
+            testing::connections(0, 0, 1, 10, 4),
+            testing::connections(0, 0, 1, 3, 0),
+            // The tenant before, another slot, another set.
+            testing::connections(0, 0, 0, 100, 0),
+            testing::connections(0, 1, 1, 2, 2),
+            testing::connections(1, 0, 1, 100, 0),
+        ];
+        let report = testing::report(&snapshot, &kernel);
+        let connections: Vec<_> = report.sets[0].revisions.iter().map(|r| r.connections).collect();
+        assert_eq!(connections, [Some(9), Some(0), Some(0)]);
+    }
+
+    #[test]
+    fn the_kernel_is_in_step_only_with_every_table_at_the_current_generation() {
+        let snapshot = testing::snapshot(7, vec![SetBuilder::rollout().build()]);
+        assert!(testing::report(&snapshot, &reading(7)).kernel.in_step);
+        assert!(!testing::report(&snapshot, &reading(6)).kernel.in_step, "behind");
+        let missing = KernelReading { tables: vec![None], ..reading(7) };
+        assert!(!testing::report(&snapshot, &missing).kernel.in_step, "a set without a table");
+        let report = testing::report(&snapshot, &KernelReading::user_space("no CAP_BPF"));
+        assert_eq!(report.kernel.mode, Enforcement::UserSpace);
+        assert_eq!(report.kernel.reason.as_deref(), Some("no CAP_BPF"));
+        assert_eq!(report.sets[0].revisions[0].connections, None);
+    }
+
+    #[test]
+    fn with_gating_disabled_there_are_no_shares() {
+        let set = SetBuilder::new("chat").mode(GatingMode::Disabled).revision("a", [0, 3]).build();
+        let report = testing::report(&testing::snapshot(1, vec![set]), &reading(1));
+        let revision = &report.sets[0].revisions[0];
+        assert_eq!((revision.eligible, &revision.share, revision.share_decimal), (true, &None, None));
+        assert_eq!(report.sets[0].dominant_role, None);
+    }
+
+    #[test]
+    fn a_set_with_nothing_eligible_is_paused() {
+        let set = SetBuilder::new("chat").revision("a", [0, 0]).build();
+        let report = testing::report(&testing::snapshot(1, vec![set]), &reading(1));
+        assert!(report.sets[0].paused);
+        assert_eq!(report.sets[0].revisions[0].lacks, ["a Ready prefill Pod", "a Ready decode Pod"]);
+    }
+
+    #[test]
+    fn shares_are_in_lowest_terms() {
+        let shares: Vec<_> = [(0, 0), (0, 5), (5, 5), (4, 10), (7, 9)]
+            .map(|(weight, total)| exact_share(weight, total))
+            .into();
+        assert_eq!(shares, ["0", "0", "1", "2/5", "7/9"]);
+    }
+
+    #[test]
+    fn survives_json_and_a_newer_agents_fields() {
+        let report = testing::report(&testing::snapshot(7, vec![SetBuilder::rollout().build()]), &reading(7));
+        let mut json = serde_json::to_value(&report).unwrap();
+        json["somethingNew"] = 1.into();
+        assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
+    }
+
+    /// The names are an interface; this test is the list of them.
+    #[test]
+    fn the_field_names_are_stable() {
+        let report = testing::report(&testing::snapshot(7, vec![SetBuilder::rollout().build()]), &reading(7));
+        let json = serde_json::to_value(&report).unwrap();
+        let keys = |value: &serde_json::Value| {
+            value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(
+            keys(&json),
+            "config generation kernel listeners node ready sets source synced uptimeSeconds version vips waiting"
+        );
+        assert_eq!(
+            keys(&json["sets"][0]),
+            "dominantRole mode name paused requiredRoles revisionHeader revisions tableGeneration"
+        );
+        assert_eq!(
+            keys(&json["sets"][0]["revisions"][0]),
+            "connections eligible epoch lacks members name requestsInFlight roles share shareDecimal slot weight"
+        );
+        assert_eq!(keys(&json["kernel"]), "connects error fence generation inStep memoryBytes mode reason");
+        assert_eq!(json["kernel"]["mode"], "ebpf");
+    }
+}
