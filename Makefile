@@ -1,12 +1,15 @@
 # What a person does with this repository. `.ci/setup` brings the machine there and `.ci/rust` finds the Rust.
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench check build clean setup
+.PHONY: help setup demo test bench check build clean
 
 RUST := .ci/rust
 CARGO := $(RUST) cargo
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install what is missing to build and test (done by the others too)
+	@.ci/setup test
 
 demo: ## Watch a rollout being steered (ARGS=--fast for under 20 s)
 	@.ci/setup ebpf
