@@ -6,7 +6,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 pin=$(sed -n 's/^channel *= *"\(.*\)"/\1/p' "$root/rust-toolchain.toml")
 # The kernel programs need a nightly, whose LLVM must not be newer than the linker's: this one, where one is installed
 # for the purpose, or the user's own.
-nightly=nightly-2026-05-20
+nightly="nightly-2026-05-20"
 llvm=22
 
 PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin

@@ -97,7 +97,8 @@ fn modules_are_named_by_their_file() {
 #[test]
 fn nothing_is_left_undone_without_an_owner() {
     // In two pieces each, so that this file does not find itself.
-    let marks = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("to", "do!("), concat!("unimpl", "emented!(")];
+    let marks =
+        [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("to", "do!("), concat!("unimpl", "emented!(")];
     for (path, text) in sources() {
         for (at, line) in text.lines().enumerate() {
             let Some(mark) = marks.iter().find(|mark| line.contains(**mark)) else { continue };

@@ -29,10 +29,19 @@ impl Cores {
 
     /// Binds this thread, and what it starts from now on, to the core of the load.
     pub(crate) fn take_load_core(self) -> Result<()> {
-        let mut cores = CpuSet::new();
-        cores.set(self.load);
-        Ok(sched_setaffinity(None, &cores)?)
+        take(self.load)
     }
+
+    /// The same with the core of the proxy.
+    pub(crate) fn take_proxy_core(self) -> Result<()> {
+        take(self.proxy)
+    }
+}
+
+fn take(core: usize) -> Result<()> {
+    let mut cores = CpuSet::new();
+    cores.set(core);
+    Ok(sched_setaffinity(None, &cores)?)
 }
 
 /// CPU time used so far, where a process is watched.

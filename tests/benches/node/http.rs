@@ -3,8 +3,6 @@
 //! All run at once, each proxy alone on its core while it is measured, and take turns: what the machine does besides
 //! hits all alike, and the median over the rounds forgets what hit one.
 
-use std::time::Duration;
-
 use crate::{
     Plan, Result,
     cpu::Cores,
@@ -66,7 +64,13 @@ pub(crate) async fn measure(plan: &Plan, cores: Cores, progress: impl Fn(&str)) 
 type Round = Vec<(Kind, Sample)>;
 
 /// Everyone once. Who begins changes from round to round.
-async fn measure_round(plan: &Plan, bench: &Bench, body: usize, connections: usize, round: usize) -> Result<Round> {
+async fn measure_round(
+    plan: &Plan,
+    bench: &Bench,
+    body: usize,
+    connections: usize,
+    round: usize,
+) -> Result<Round> {
     let mut order = Kind::ALL;
     order.rotate_left(round % Kind::ALL.len());
     let mut samples = Vec::new();
@@ -82,12 +86,17 @@ async fn measure_round(plan: &Plan, bench: &Bench, body: usize, connections: usi
 impl Outcome {
     fn of(rounds: &[Round], kind: Kind) -> Self {
         let samples = |kind: Kind| {
-            rounds.iter().filter_map(move |round| round.iter().find(|(of, _)| *of == kind)).map(|(_, sample)| sample)
+            rounds
+                .iter()
+                .filter_map(move |round| round.iter().find(|(of, _)| *of == kind))
+                .map(|(_, sample)| sample)
         };
         // What a proxy adds is the difference to the direct answer of the same round.
         let over = |of: fn(&Sample) -> f64| match kind {
             Kind::Direct => median(samples(kind).map(of)),
-            _ => median(samples(kind).zip(samples(Kind::Direct)).map(|(with, without)| of(with) - of(without))),
+            _ => {
+                median(samples(kind).zip(samples(Kind::Direct)).map(|(with, without)| of(with) - of(without)))
+            }
         };
         Self {
             rate: median(samples(kind).map(|sample| sample.rate)),
@@ -103,14 +112,4 @@ pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-/// How long to measure.
-pub(crate) const fn full() -> Plan {
-    Plan { rounds: 5, time: Duration::from_millis(2_000) }
-}
-
-/// Long enough to see that everything runs, not to believe a number.
-pub(crate) const fn quick() -> Plan {
-    Plan { rounds: 1, time: Duration::from_millis(200) }
 }

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use revgate_engine::{Engine, EngineConfig};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -67,12 +68,14 @@ pub(crate) struct Server {
 
 impl Server {
     /// Starts a program on a core. It also ends if the harness is killed.
-    fn start(core: usize, program: &Path, configure: impl FnOnce(&mut Command)) -> Result<Self> {
+    pub(crate) fn start(core: usize, program: &Path, configure: impl FnOnce(&mut Command)) -> Result<Self> {
         let mut command = Command::new("setpriv");
-        let _ = command.args(["--pdeathsig", "TERM", "taskset", "--cpu-list", &core.to_string()]).arg(program);
+        let _ =
+            command.args(["--pdeathsig", "TERM", "taskset", "--cpu-list", &core.to_string()]).arg(program);
         let _ = command.stdin(Stdio::null());
         configure(&mut command);
-        let child = command.spawn().map_err(|error| format!("cannot start {}: {error}", program.display()))?;
+        let child =
+            command.spawn().map_err(|error| format!("cannot start {}: {error}", program.display()))?;
         Ok(Self { child })
     }
 
@@ -81,15 +84,15 @@ impl Server {
         self.child.id()
     }
 
-    /// Waits until it takes connections.
-    pub(crate) fn await_listening(&mut self, address: SocketAddr) -> Result<()> {
+    /// Waits until it answers a GET of `path` with a 200.
+    pub(crate) fn await_answer(&mut self, address: SocketAddr, path: &str) -> Result<()> {
         let since = Instant::now();
-        while TcpStream::connect(address).is_err() {
+        while get(address, path).is_none_or(|answer| !answer.starts_with("HTTP/1.1 200")) {
             if let Some(status) = self.child.try_wait()? {
                 return Err(format!("the server for {address} ended at once: {status}").into());
             }
             if since.elapsed() > PATIENCE {
-                return Err(format!("nothing listens on {address} after {PATIENCE:?}").into());
+                return Err(format!("no answer from {address}{path} after {PATIENCE:?}").into());
             }
             sleep(Duration::from_millis(20));
         }
@@ -137,7 +140,7 @@ impl Bench {
         for kind in [Kind::Revgate, Kind::Nginx, Kind::Haproxy] {
             let listen = free(Ipv4Addr::LOCALHOST)?;
             let mut server = start_proxy(kind, cores.proxy, files.path(), listen, &addresses)?;
-            server.await_listening(listen)?;
+            server.await_answer(listen, "/")?;
             proxies.push((kind, listen, server));
         }
         Ok(Self { proxies, engine, _engines: engines, _files: files })
@@ -150,6 +153,16 @@ impl Bench {
             .find(|(proxy, ..)| *proxy == kind)
             .map_or((self.engine, None), |(_, address, server)| (*address, Some(server.pid())))
     }
+}
+
+/// The beginning of the answer to a GET; `None` while there is none.
+fn get(address: SocketAddr, path: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: bench\r\n\r\n").ok()?;
+    let mut line = String::new();
+    let _ = BufReader::new(stream).read_line(&mut line).ok()?;
+    Some(line)
 }
 
 /// An address that is free at this moment.
@@ -221,7 +234,9 @@ fn start_proxy(
         let _ = match kind {
             Kind::Nginx => command.args(["-e", "stderr", "-p"]).arg(dir).arg("-c").arg(&path),
             Kind::Haproxy => command.args(["-db", "-q", "-f"]).arg(&path),
-            Kind::Revgate | Kind::Direct => command.args(["run", "--config"]).arg(&path).stdout(Stdio::null()),
+            Kind::Revgate | Kind::Direct => {
+                command.args(["run", "--config"]).arg(&path).stdout(Stdio::null())
+            }
         };
     })
 }
