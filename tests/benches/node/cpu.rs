@@ -1,0 +1,77 @@
+//! CPU time of a server, and which core runs what.
+
+use std::{fs, time::Duration};
+
+use rustix::{
+    param::clock_ticks_per_second,
+    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
+};
+
+use crate::Result;
+
+/// The cores of a measurement: the proxy has one for itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cores {
+    /// Runs the proxy that is measured.
+    pub(crate) proxy: usize,
+    /// Runs the load and the engines; the same as `proxy` where this process may use only one.
+    pub(crate) load: usize,
+}
+
+impl Cores {
+    /// The first two cores that this process may use.
+    pub(crate) fn find() -> Result<Self> {
+        let allowed = sched_getaffinity(None)?;
+        let mut cores = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core));
+        let proxy = cores.next().ok_or("no core to run on")?;
+        Ok(Self { proxy, load: cores.next().unwrap_or(proxy) })
+    }
+
+    /// Binds this thread, and what it starts from now on, to the core of the load.
+    pub(crate) fn take_load_core(self) -> Result<()> {
+        take(self.load)
+    }
+
+    /// The same with the core of the proxy.
+    pub(crate) fn take_proxy_core(self) -> Result<()> {
+        take(self.proxy)
+    }
+}
+
+fn take(core: usize) -> Result<()> {
+    let mut cores = CpuSet::new();
+    cores.set(core);
+    Ok(sched_setaffinity(None, &cores)?)
+}
+
+/// CPU time used so far, where a process is watched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cpu(Option<Duration>);
+
+impl Cpu {
+    /// User and system time of `pid` and of its children that run.
+    pub(crate) fn of(pid: Option<u32>) -> Result<Self> {
+        let Some(pid) = pid else { return Ok(Self(None)) };
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+        let mut ticks = ticks(pid)?;
+        for child in children.split_whitespace() {
+            ticks += self::ticks(child.parse()?)?;
+        }
+        Ok(Self(Some(Duration::from_millis(ticks * 1000 / clock_ticks_per_second()))))
+    }
+
+    /// What was used since `before`.
+    pub(crate) fn since(self, before: Self) -> Option<Duration> {
+        Some(self.0?.saturating_sub(before.0?))
+    }
+}
+
+/// User and system time of one process, all its threads, in clock ticks (fields 14 and 15 of proc_pid_stat(5)).
+fn ticks(pid: u32) -> Result<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The second field is the name in parentheses, with anything in it; the third follows the last parenthesis.
+    let (_, rest) = stat.rsplit_once(") ").ok_or("a strange /proc/PID/stat")?;
+    let mut fields = rest.split(' ').skip(14 - 3);
+    let mut next = || -> Result<u64> { Ok(fields.next().ok_or("a short /proc/PID/stat")?.parse()?) };
+    Ok(next()? + next()?)
+}

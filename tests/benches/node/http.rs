@@ -1,0 +1,115 @@
+//! P2: the role listener beside nginx, HAProxy and no proxy at all.
+//!
+//! All run at once, each proxy alone on its core while it is measured, and take turns: what the machine does besides
+//! hits all alike, and the median over the rounds forgets what hit one.
+
+use crate::{
+    Plan, Result,
+    cpu::Cores,
+    load::{self, Load, Sample},
+    server::{Bench, Kind},
+};
+
+/// Bytes of the bodies, of request and answer both.
+pub(crate) const BODIES: [usize; 2] = [1 << 10, 32 << 10];
+/// Connections, each with one request in flight.
+pub(crate) const CONNECTIONS: [usize; 3] = [1, 16, 64];
+
+/// The medians over the rounds for one body size and number of connections.
+#[derive(Debug)]
+pub(crate) struct Row {
+    /// Bytes of the bodies.
+    pub(crate) body: usize,
+    /// Connections.
+    pub(crate) connections: usize,
+    /// In the order of [`Kind::ALL`].
+    pub(crate) results: Vec<(Kind, Outcome)>,
+}
+
+/// Medians over the rounds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outcome {
+    /// Answers per second.
+    pub(crate) rate: f64,
+    /// CPU seconds for 100,000 requests; `None` without a proxy.
+    pub(crate) cpu: Option<f64>,
+    /// Median time of an answer, microseconds; for proxies what they add to it.
+    pub(crate) median: f64,
+    /// 99th percentile, microseconds; for proxies what they add to it.
+    pub(crate) p99: f64,
+}
+
+/// Measures everything. `progress` hears what is being measured.
+pub(crate) async fn measure(plan: &Plan, cores: Cores, progress: impl Fn(&str)) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for body in BODIES {
+        let bench = Bench::start(cores, body)?;
+        for connections in CONNECTIONS {
+            let mut rounds = Vec::new();
+            for round in 0..plan.rounds {
+                progress(&format!(
+                    "{body} bytes, {connections} connections, round {} of {}",
+                    round + 1,
+                    plan.rounds
+                ));
+                rounds.push(measure_round(plan, &bench, body, connections, round).await?);
+            }
+            let results = Kind::ALL.into_iter().map(|kind| (kind, Outcome::of(&rounds, kind))).collect();
+            rows.push(Row { body, connections, results });
+        }
+    }
+    Ok(rows)
+}
+
+type Round = Vec<(Kind, Sample)>;
+
+/// Everyone once. Who begins changes from round to round.
+async fn measure_round(
+    plan: &Plan,
+    bench: &Bench,
+    body: usize,
+    connections: usize,
+    round: usize,
+) -> Result<Round> {
+    let mut order = Kind::ALL;
+    order.rotate_left(round % Kind::ALL.len());
+    let mut samples = Vec::new();
+    for kind in order {
+        let (target, pid) = bench.target(kind);
+        let load = Load { target, body, connections, warm_up: plan.time / 4, time: plan.time };
+        let sample = load::run(load, pid).await.map_err(|error| format!("{kind}: {error}"))?;
+        samples.push((kind, sample));
+    }
+    Ok(samples)
+}
+
+impl Outcome {
+    fn of(rounds: &[Round], kind: Kind) -> Self {
+        let samples = |kind: Kind| {
+            rounds
+                .iter()
+                .filter_map(move |round| round.iter().find(|(of, _)| *of == kind))
+                .map(|(_, sample)| sample)
+        };
+        // What a proxy adds is the difference to the direct answer of the same round.
+        let over = |of: fn(&Sample) -> f64| match kind {
+            Kind::Direct => median(samples(kind).map(of)),
+            _ => {
+                median(samples(kind).zip(samples(Kind::Direct)).map(|(with, without)| of(with) - of(without)))
+            }
+        };
+        Self {
+            rate: median(samples(kind).map(|sample| sample.rate)),
+            cpu: Some(median(samples(kind).filter_map(|sample| sample.cpu))).filter(|_| kind != Kind::Direct),
+            median: over(|sample| sample.median),
+            p99: over(|sample| sample.p99),
+        }
+    }
+}
+
+/// The middle value; not a number where there is none.
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}

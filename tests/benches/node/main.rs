@@ -1,0 +1,97 @@
+//! Measures revgate on one machine, beside what a user would take instead: `make bench`.
+//!
+//! No figure is a pass condition. What fails is what cannot be measured at all, or a wrong answer.
+
+#![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
+
+mod connect;
+mod cpu;
+mod http;
+mod kernel;
+mod load;
+mod report;
+mod server;
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::Parser;
+use tokio::{runtime, task::LocalSet};
+
+use crate::cpu::Cores;
+
+/// What went wrong, for a person to read.
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// How much to measure.
+#[derive(Debug)]
+struct Plan {
+    /// How often all take turns.
+    rounds: usize,
+    /// How long each is measured in a round.
+    time: Duration,
+    /// Connects to each address.
+    connects: usize,
+}
+
+/// Measures revgate beside nginx, HAProxy and no proxy.
+#[derive(Parser, Debug)]
+struct Arguments {
+    /// Long enough to see that everything runs, not to believe a figure
+    #[arg(long)]
+    quick: bool,
+    /// Rounds in which all take turns
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+    /// Milliseconds that each is measured in a round
+    #[arg(long, default_value_t = 2000)]
+    time: u64,
+    /// Write the report into this page too
+    #[arg(long, value_name = "PAGE")]
+    write: Option<PathBuf>,
+    /// What cargo adds
+    #[arg(long, hide = true)]
+    bench: bool,
+    /// This process is the engines: their port, and the bytes of their answers
+    #[arg(hide = true, num_args = 3, value_names = ["engines", "PORT", "BYTES"])]
+    engines: Vec<String>,
+}
+
+impl Arguments {
+    fn plan(&self) -> Plan {
+        if self.quick {
+            return Plan { rounds: 1, time: Duration::from_millis(200), connects: 200 };
+        }
+        Plan { rounds: self.rounds.max(1), time: Duration::from_millis(self.time), connects: 20_000 }
+    }
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    if let [_, port, body] = arguments.engines.as_slice() {
+        return runtime.block_on(server::run_engines(port.parse()?, body.parse()?));
+    }
+    let (plan, cores) = (arguments.plan(), Cores::find()?);
+    cores.take_load_core()?;
+    let progress = |what: &str| eprintln!("bench: {what}");
+    let http = LocalSet::new().block_on(&runtime, http::measure(&plan, cores, progress))?;
+    let connects = match kernel::obstacle() {
+        None => Ok(connect::measure(&plan, cores, progress)?),
+        Some(obstacle) => Err(obstacle),
+    };
+    let report = report::render(&plan, &http, &connects)?;
+    println!("{report}");
+    match &arguments.write {
+        Some(page) => report::write_into(page, &report),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,151 @@
+//! The report: Markdown tables, to read in a terminal and in docs/benchmarks.md alike.
+
+use std::{
+    fmt::{self, Write as _},
+    fs,
+    path::Path,
+    process::Command,
+};
+
+use crate::{
+    Plan, Result, connect,
+    http::{Outcome, Row},
+    server::{Kind, revgate},
+};
+
+/// In docs/benchmarks.md everything after this line is written by the benchmark.
+const MARK: &str = "<!-- written by the benchmark from here on -->";
+
+/// Everything measured, as Markdown.
+pub(crate) fn render(
+    plan: &Plan,
+    http: &[Row],
+    connects: &std::result::Result<Vec<connect::Row>, String>,
+) -> Result<String> {
+    let mut text = String::new();
+    writeln!(text, "### Machine\n\n{}", machine()?)?;
+    writeln!(
+        text,
+        "Each figure is the median of {} rounds of {:?}, in which all took turns.\n",
+        plan.rounds, plan.time
+    )?;
+    for body in crate::http::BODIES {
+        writeln!(text, "### HTTP, {} KiB bodies\n", body >> 10)?;
+        http_table(&mut text, http.iter().filter(|row| row.body == body))?;
+    }
+    writeln!(text, "### connect\n")?;
+    match connects {
+        Ok(rows) => connect_table(&mut text, plan, rows)?,
+        Err(obstacle) => writeln!(text, "Not measured: {obstacle}.")?,
+    }
+    Ok(text)
+}
+
+fn http_table<'a>(text: &mut String, rows: impl Iterator<Item = &'a Row>) -> fmt::Result {
+    writeln!(
+        text,
+        "| connections | | direct | revgate | nginx | HAProxy | revgate / nginx | revgate / HAProxy |"
+    )?;
+    writeln!(text, "|---|---|--:|--:|--:|--:|--:|--:|")?;
+    for row in rows {
+        let n = row.connections;
+        line(text, n, "requests per second", row, 0, |of| Some(of.rate))?;
+        line(text, n, "CPU s per 100,000 requests", row, 2, |of| of.cpu)?;
+        if n == 1 {
+            line(text, n, "median, added by the proxy, µs", row, 1, |of| Some(of.median))?;
+            line(text, n, "99th percentile, added, µs", row, 1, |of| Some(of.p99))?;
+        }
+    }
+    writeln!(text)
+}
+
+/// One line: a figure of everyone, and how revgate's compares.
+fn line(
+    text: &mut String,
+    connections: usize,
+    what: &str,
+    row: &Row,
+    digits: usize,
+    figure: impl Fn(&Outcome) -> Option<f64>,
+) -> fmt::Result {
+    let of =
+        |kind: Kind| row.results.iter().find(|(of, _)| *of == kind).and_then(|(_, outcome)| figure(outcome));
+    write!(text, "| {connections} | {what} ")?;
+    for kind in Kind::ALL {
+        write!(text, "| {} ", number(of(kind), digits))?;
+    }
+    for peer in [Kind::Nginx, Kind::Haproxy] {
+        let ratio = of(Kind::Revgate).zip(of(peer)).map(|(ours, theirs)| ours / theirs);
+        write!(text, "| {} ", number(ratio, 2))?;
+    }
+    writeln!(text, "|")
+}
+
+fn connect_table(text: &mut String, plan: &Plan, rows: &[connect::Row]) -> fmt::Result {
+    writeln!(text, "Medians of {} connects each, in turns, nanoseconds.\n", plan.connects)?;
+    writeln!(
+        text,
+        "| endpoints | no revgate | elsewhere | straight to an endpoint | through the VIP | VIP − straight | VIP / straight | \
+         program, mean |"
+    )?;
+    writeln!(text, "|--:|--:|--:|--:|--:|--:|--:|--:|")?;
+    for row in rows {
+        writeln!(
+            text,
+            "| {} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} | {:.3} | {:.0} |",
+            row.endpoints,
+            row.before,
+            row.stranger,
+            row.member,
+            row.vip,
+            row.vip - row.member,
+            row.vip / row.member,
+            row.program
+        )?;
+    }
+    Ok(())
+}
+
+fn number(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "–".to_owned(), |value| format!("{value:.digits$}"))
+}
+
+/// Processor, kernel and the versions of what was measured.
+fn machine() -> Result<String> {
+    let cpus = fs::read_to_string("/proc/cpuinfo")?;
+    let models: Vec<&str> = cpus
+        .lines()
+        .filter_map(|line| line.strip_prefix("model name"))
+        .filter_map(|line| line.split_once(": "))
+        .map(|(_, model)| model)
+        .collect();
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let release: String = kernel.trim().chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
+    let versions = [
+        version(Command::new(revgate()?).arg("--version")),
+        version(Command::new("/usr/sbin/nginx").arg("-v")),
+        version(Command::new("/usr/sbin/haproxy").arg("-v")),
+    ];
+    Ok(format!(
+        "{} × {}, Linux {release}; {}.\n",
+        models.len(),
+        models.first().unwrap_or(&"unknown processor"),
+        versions.join(", ")
+    ))
+}
+
+/// The first words of what a program says of its version.
+fn version(command: &mut Command) -> String {
+    let Ok(output) = command.output() else { return format!("no {}", command.get_program().display()) };
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text);
+    let line = text.lines().next().unwrap_or_default().trim_start_matches("nginx version: ");
+    line.split(" 20").next().unwrap_or_default().to_owned()
+}
+
+/// Puts the report into a page, after its mark.
+pub(crate) fn write_into(page: &Path, report: &str) -> Result<()> {
+    let text = fs::read_to_string(page).map_err(|error| format!("{}: {error}", page.display()))?;
+    let (kept, _) = text.split_once(MARK).ok_or_else(|| format!("{}: no line {MARK:?}", page.display()))?;
+    Ok(fs::write(page, format!("{kept}{MARK}\n\n{report}"))?)
+}
