@@ -6,7 +6,7 @@ use std::{collections::HashMap, sync::Arc};
 use http::HeaderName;
 use revgate::{
     cluster::{Change, Pod, PodKey},
-    config::{Config, GatingMode, PortRef, Selector, SetConfig},
+    config::{AgentConfig, Config, GatingMode, PortRef, Selector, SetConfig},
     snapshot::{
         Snapshot,
         state::{Note, State},
@@ -34,20 +34,8 @@ fn set(name: &str, namespaces: &[&str]) -> SetConfig {
 }
 
 fn config(sets: Vec<SetConfig>) -> Arc<Config> {
-    let minimal =
-        revgate::config::Config::parse("minimal.yaml", MINIMAL).expect("it is a configuration").config;
-    Arc::new(Config { sets, ..minimal })
+    Arc::new(Config { sets, agent: AgentConfig::default() })
 }
-
-const MINIMAL: &str = r#"
-apiVersion: llm-d.ai/v1alpha1
-kind: EndpointPickerConfig
-plugins:
-- type: disaggregatedset-rollout-screener
-  parameters:
-    scope: { labelSelector: "app=llm" }
-    revisionGating: { mode: max-role, requiredRoles: [prefill, decode] }
-"#;
 
 fn state() -> State {
     State::new(config(vec![set("set", &[])]), HashMap::new(), 0)
@@ -194,7 +182,7 @@ fn a_reused_address_belongs_to_its_newest_ready_owner() {
     state.apply(Change::Upsert(ready("b-prefill-2", "10.0.1.6", "b", "prefill")));
     assert_eq!(
         show(&state.build()),
-        "a 0/1 prefill[10.0.1.7] decode[]; b 1/1 prefill[10.0.1.6 10.0.2.7] decode[10.0.2.6]"
+        "a 0/2 prefill[10.0.1.7] decode[]; b 2/2 prefill[10.0.1.6 10.0.2.7] decode[10.0.2.6]"
     );
     // The late delete changes nothing for the new owner.
     state.apply(Change::Remove(PodKey {
@@ -204,7 +192,7 @@ fn a_reused_address_belongs_to_its_newest_ready_owner() {
     }));
     assert_eq!(
         show(&state.build()),
-        "a 0/1 prefill[10.0.1.7] decode[]; b 1/1 prefill[10.0.1.6 10.0.2.7] decode[10.0.2.6]"
+        "a 0/2 prefill[10.0.1.7] decode[]; b 2/2 prefill[10.0.1.6 10.0.2.7] decode[10.0.2.6]"
     );
 }
 
