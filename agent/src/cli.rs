@@ -4,6 +4,7 @@
 //! the process. Results go to stdout, everything else to stderr, so every command can stand in a pipe.
 
 pub mod completions;
+pub mod config_print;
 pub mod explain;
 pub mod fetch;
 pub mod outcome;

@@ -82,6 +82,7 @@ pub fn restart_needed(old: &Config, new: &Config) -> Vec<&'static str> {
         ("http.workers", old.http.workers != new.http.workers),
         ("admin.address", old.admin != new.admin),
         ("log.format", old.log.format != new.log.format),
+        ("log.filter", old.log.filter != new.log.filter),
     ]
     .into_iter()
     .filter_map(|(field, differs)| differs.then_some(field))
@@ -182,7 +183,9 @@ kind: AgentConfig
         let (news, mut seen) = tokio::sync::mpsc::unbounded_channel();
         let mut tasks = tokio::task::JoinSet::new();
         let _ = tasks.spawn(reloader.run(
-            async move || drop(notices.recv().await),
+            async move || {
+                let _ = notices.recv().await;
+            },
             move |reload| {
                 news.send(matches!(reload, Reload::Changed { .. })).unwrap();
                 true
@@ -221,10 +224,11 @@ kind: AgentConfig
             ("http: {workers: 2}", "http.workers"),
             ("admin: {address: '127.0.0.1:1'}", "admin.address"),
             ("log: {format: json}", "log.format"),
+            ("log: {filter: debug}", "log.filter"),
         ] {
             assert_eq!(restart_needed(&old, &config(agent)), [expected]);
         }
-        let free = "kernel: {fence: audit}\nhttp: {retries: 0}\nlog: {filter: debug}\nlisteners: [{address: '127.0.0.1:80', role: decode}]";
+        let free = "kernel: {fence: audit}\nhttp: {retries: 0}\nlisteners: [{address: '127.0.0.1:80', role: decode}]";
         assert!(restart_needed(&old, &config(free)).is_empty());
     }
 }
