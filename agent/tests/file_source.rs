@@ -1,5 +1,12 @@
 //! The file source (C5): what it sends, when it sends nothing, and how it follows the file.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "the helpers of a test may end it"
+)]
+
 use std::{
     fs,
     os::unix::fs::MetadataExt as _,

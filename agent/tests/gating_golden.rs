@@ -1,5 +1,7 @@
 //! The golden cases (G11): every case, rollout step and pick of `tests/cases/gating.json`.
 
+#![expect(clippy::unwrap_used, reason = "the helpers of a test may end it")]
+
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
 use revgate::{
@@ -37,7 +39,8 @@ struct Case {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Step {
-    step: usize,
+    #[serde(rename = "step")]
+    index: usize,
     counts: Counts,
     shares: Shares,
 }
@@ -90,8 +93,8 @@ fn check(what: &str, distribution: &Distribution, shares: &Shares) {
         let of = format!("{what}: {}", revision.name);
         assert_eq!(u64::from(revision.weight) * denominator, numerator * distribution.total(), "{of}");
         assert_eq!(revision.eligible, numerator > 0, "{of}");
-        let named = choose(distribution, true, Ask::Named(&revision.name), 0);
-        assert_eq!(named.is_ok(), revision.eligible, "{of}");
+        let by_header = choose(distribution, true, Ask::Named(&revision.name), 0);
+        assert_eq!(by_header.is_ok(), revision.eligible, "{of}");
         if numerator > 0 {
             let first = (cumulative << 32).div_ceil(common);
             cumulative += numerator * common / denominator;
@@ -134,7 +137,7 @@ fn every_step_of_the_rollout_gives_its_shares() {
     let steps = golden().rollout_2p10d_max_unavailable_2;
     assert_eq!(steps.len(), 11);
     for (index, step) in steps.into_iter().enumerate() {
-        assert_eq!(step.step, index);
+        assert_eq!(step.index, index);
         let distribution = distribution(&required, &step.counts, GatingMode::MaxRole);
         check(&format!("step {index}"), &distribution, &step.shares);
     }

@@ -1,5 +1,7 @@
 //! What holds for every census (G2 to G10, C4), not only for the golden ones.
 
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "the helpers of a test may end it")]
+
 use std::sync::Arc;
 
 use proptest::prelude::*;

@@ -2,7 +2,7 @@
 
 extern crate std;
 
-use std::{format, vec::Vec};
+use std::{format, string::String, vec::Vec};
 
 use super::*;
 use proptest::prelude::*;
@@ -98,7 +98,7 @@ const IDS: usize = 20_000;
 /// The choice of each of [`IDS`] ids.
 fn choices(weights: &[u32]) -> Vec<usize> {
     let names: Vec<_> = (0..weights.len()).map(|i| format!("revision-{i}")).collect();
-    let revisions = || names.iter().map(|name| name.as_bytes()).zip(weights.iter().copied());
+    let revisions = || names.iter().map(String::as_bytes).zip(weights.iter().copied());
     (0..IDS).map(|id| by_decision_id(format!("request-{id}").as_bytes(), revisions()).unwrap()).collect()
 }
 
