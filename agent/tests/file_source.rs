@@ -26,7 +26,7 @@ use tokio::{
 };
 
 /// A bound on a wait that ends by an event, never a condition.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 
 /// A running source, what it sends and what it says.
 struct Running {

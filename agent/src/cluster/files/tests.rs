@@ -11,10 +11,10 @@ use tempfile::TempDir;
 use super::*;
 
 /// A bound on a wait that ends by an event, never a condition.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 
 /// With the poll out of reach, only events can end a wait.
-const NEVER: Duration = Duration::from_secs(3600);
+const NEVER: Duration = Duration::from_hours(1);
 
 fn events_only(path: &Path) -> FileWatch {
     FileWatch::with_poll(path, NEVER).unwrap()
