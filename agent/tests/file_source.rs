@@ -1,5 +1,12 @@
 //! The file source (C5): what it sends, when it sends nothing, and how it follows the file.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "the helpers of a test may end it"
+)]
+
 use std::{
     fs,
     os::unix::fs::MetadataExt as _,
@@ -19,7 +26,7 @@ use tokio::{
 };
 
 /// A bound on a wait that ends by an event, never a condition.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 
 /// A running source, what it sends and what it says.
 struct Running {

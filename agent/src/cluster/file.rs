@@ -20,7 +20,7 @@ use super::{
     list::{self, Invalid, Listed},
 };
 
-/// The largest file that is read, in bytes: some 100,000 Pods in the short form, 10,000 as full objects.
+/// The largest file that is read, in bytes: some 300,000 Pods in the short form, 10,000 as the API prints them.
 pub const MAX_BYTES: u64 = 64 << 20;
 
 /// Why the file gives no list.

@@ -82,7 +82,7 @@ impl FileWatch {
         let path = std::path::absolute(path).map_err(|_| bad())?;
         let signal = Arc::new(Signal::default());
         let heard = Arc::clone(&signal);
-        let watcher = notify::recommended_watcher(move |event| heard.on_event(event));
+        let watcher = notify::recommended_watcher(move |event| heard.on_event(&event));
         let watcher = watcher
             .inspect_err(|error| tracing::warn!(%error, ?poll, "no file events; files are polled"))
             .ok();
@@ -158,8 +158,8 @@ impl FileWatch {
 }
 
 impl Signal {
-    fn on_event(&self, event: notify::Result<Event>) {
-        let matters = match &event {
+    fn on_event(&self, event: &notify::Result<Event>) {
+        let matters = match event {
             // Opening and reading is what this agent itself does after each change.
             Ok(Event { kind: EventKind::Access(access), .. })
                 if *access != AccessKind::Close(AccessMode::Write) =>

@@ -101,8 +101,8 @@ fn ports_of(pod: &Pod, configured: &[PortRef]) -> Result<(Vec<u16>, Option<Strin
 
 fn no_such_port(pod: &Pod, wanted: &str) -> String {
     let names: Vec<&str> = pod.ports.iter().filter_map(|port| port.name.as_deref()).collect();
-    let named = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-    format!("no container port is named `{wanted}`; the Pod names {named}")
+    let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    format!("no container port is named `{wanted}`; the Pod names {known}")
 }
 
 #[cfg(test)]

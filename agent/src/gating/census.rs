@@ -33,9 +33,14 @@ impl Census {
 
     /// Counts one Ready Pod with that many endpoints.
     pub fn count(&mut self, revision: &Arc<str>, role: usize, endpoints: u32) {
+        self.add(revision, role, 1, endpoints);
+    }
+
+    /// Counts so many Ready Pods, and so many endpoints in all. A role that the set does not have is left out.
+    pub fn add(&mut self, revision: &Arc<str>, role: usize, pods: u32, endpoints: u32) {
         let tally = self.tally(revision);
         if let (Some(ready), Some(of_role)) = (tally.ready.get_mut(role), tally.endpoints.get_mut(role)) {
-            *ready = ready.saturating_add(1);
+            *ready = ready.saturating_add(pods);
             *of_role = of_role.saturating_add(endpoints);
         }
     }

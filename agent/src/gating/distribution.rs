@@ -51,8 +51,8 @@ impl Distribution {
     /// The dominant role is computed in every mode but `disabled` (it is shown, and only max-role uses it): the
     /// required role with the largest sum over the eligible revisions, the first listed on a tie.
     ///
-    /// At most [`MAX_REVISIONS`] revisions get a weight, the first by name. The owner of the state refuses more long
-    /// before (slots), so this only bounds the table.
+    /// At most [`MAX_REVISIONS`] revisions get a weight, the first by name; more do not fit the kernel's table, and
+    /// draws and decision ids must agree on who takes part.
     #[must_use]
     pub fn of(census: &Census, gating: Gating) -> Self {
         let mut revisions: Vec<RevisionShare> = census
@@ -74,21 +74,15 @@ impl Distribution {
             return Self { revisions, ..Self::default() };
         }
         let dominant = dominant(&revisions, gating.required);
-        for revision in revisions.iter_mut().filter(|r| r.eligible) {
+        for revision in revisions.iter_mut().filter(|r| r.eligible).take(MAX_REVISIONS) {
+            let required = revision.ready.iter().take(gating.required);
             revision.weight = match (gating.mode, dominant) {
                 (GatingMode::MaxRole, Some(role)) => revision.ready.get(role).copied().unwrap_or(0),
-                _ => {
-                    revision.ready.iter().take(gating.required).fold(0, |sum: u32, n| sum.saturating_add(*n))
-                }
+                _ => required.fold(0, |sum, n| sum.saturating_add(*n)),
             };
         }
-        let ranked: Vec<usize> = revisions
-            .iter()
-            .enumerate()
-            .filter(|(_, r)| r.weight > 0)
-            .map(|(index, _)| index)
-            .take(MAX_REVISIONS)
-            .collect();
+        let ranked: Vec<usize> =
+            revisions.iter().enumerate().filter(|(_, r)| r.weight > 0).map(|(index, _)| index).collect();
         let weights: Vec<u32> = ranked.iter().filter_map(|i| revisions.get(*i)).map(|r| r.weight).collect();
         let last = pick::last_draws(&weights).map(Box::new);
         Self { revisions, dominant, last, ranked }

@@ -11,10 +11,10 @@ use tempfile::TempDir;
 use super::*;
 
 /// A bound on a wait that ends by an event, never a condition.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 
 /// With the poll out of reach, only events can end a wait.
-const NEVER: Duration = Duration::from_secs(3600);
+const NEVER: Duration = Duration::from_hours(1);
 
 fn events_only(path: &Path) -> FileWatch {
     FileWatch::with_poll(path, NEVER).unwrap()
@@ -46,7 +46,7 @@ fn only_what_can_change_the_file_wakes() {
     let path = dir.path().join("pods.yaml");
     let watch = events_only(&path);
     let wakes = |kind, path: &Path| {
-        watch.signal.on_event(Ok(Event::new(kind).add_path(path.to_owned())));
+        watch.signal.on_event(&Ok(Event::new(kind).add_path(path.to_owned())));
         woken(&watch)
     };
     let write = EventKind::Access(AccessKind::Close(AccessMode::Write));
@@ -57,7 +57,7 @@ fn only_what_can_change_the_file_wakes() {
     assert!(!wakes(EventKind::Access(AccessKind::Close(AccessMode::Read)), &path));
     assert!(!wakes(modify, &dir.path().join("neighbour")));
     // Lost events may have been of this file.
-    watch.signal.on_event(Ok(Event::new(EventKind::Other).set_flag(notify::event::Flag::Rescan)));
+    watch.signal.on_event(&Ok(Event::new(EventKind::Other).set_flag(notify::event::Flag::Rescan)));
     assert!(woken(&watch));
 }
 
