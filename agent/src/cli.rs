@@ -8,6 +8,7 @@ pub mod explain;
 pub mod fetch;
 pub mod outcome;
 pub mod output;
+pub mod simulate;
 pub mod status;
 pub mod table;
 
@@ -38,6 +39,7 @@ pub struct Cli {
 enum Command {
     Status(status::Args),
     Explain(explain::Args),
+    Simulate(simulate::Args),
     Completions(completions::Args),
 }
 
@@ -73,6 +75,7 @@ impl Command {
         match self {
             Self::Status(args) => status::run(&args, out),
             Self::Explain(args) => explain::run(&args, out),
+            Self::Simulate(args) => simulate::run(&args, out),
             Self::Completions(args) => completions::run(&args, out),
         }
     }
