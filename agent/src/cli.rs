@@ -9,6 +9,7 @@ pub mod explain;
 pub mod fetch;
 pub mod outcome;
 pub mod output;
+pub mod simulate;
 pub mod status;
 pub mod table;
 
@@ -39,6 +40,7 @@ pub struct Cli {
 enum Command {
     Status(status::Args),
     Explain(explain::Args),
+    Simulate(simulate::Args),
     Completions(completions::Args),
 }
 
@@ -74,6 +76,7 @@ impl Command {
         match self {
             Self::Status(args) => status::run(&args, out),
             Self::Explain(args) => explain::run(&args, out),
+            Self::Simulate(args) => simulate::run(&args, out),
             Self::Completions(args) => completions::run(&args, out),
         }
     }
