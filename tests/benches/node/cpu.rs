@@ -66,7 +66,7 @@ impl Cpu {
     }
 }
 
-/// User and system time of one process, all its threads, in clock ticks (fields 14 and 15 of proc_pid_stat(5)).
+/// User and system time of one process, all its threads, in clock ticks (fields 14 and 15 of `proc_pid_stat(5)`).
 fn ticks(pid: u32) -> Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The second field is the name in parentheses, with anything in it; the third follows the last parenthesis.

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    os::fd::AsRawFd,
+    os::fd::{AsFd, AsRawFd},
     path::{Path, PathBuf},
     process,
 };

@@ -14,7 +14,7 @@ mod server;
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use tokio::{runtime, task::LocalSet};
 
 use crate::cpu::Cores;
@@ -45,6 +45,9 @@ struct Arguments {
     /// Milliseconds that each is measured in a round
     #[arg(long, default_value_t = 2000)]
     time: u64,
+    /// Measure only this part
+    #[arg(long, value_enum)]
+    only: Option<Part>,
     /// Write the report into this page too
     #[arg(long, value_name = "PAGE")]
     write: Option<PathBuf>,
@@ -56,7 +59,20 @@ struct Arguments {
     engines: Vec<String>,
 }
 
+/// A part of the measurement.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Part {
+    /// Requests through the proxies
+    Http,
+    /// Connects through a VIP
+    Connect,
+}
+
 impl Arguments {
+    fn wants(&self, part: Part) -> bool {
+        self.only.is_none_or(|only| only == part)
+    }
+
     fn plan(&self) -> Plan {
         if self.quick {
             return Plan { rounds: 1, time: Duration::from_millis(200), connects: 200 };
@@ -83,8 +99,12 @@ fn run(arguments: &Arguments) -> Result<()> {
     let (plan, cores) = (arguments.plan(), Cores::find()?);
     cores.take_load_core()?;
     let progress = |what: &str| eprintln!("bench: {what}");
-    let http = LocalSet::new().block_on(&runtime, http::measure(&plan, cores, progress))?;
+    let mut http = Vec::new();
+    if arguments.wants(Part::Http) {
+        http = LocalSet::new().block_on(&runtime, http::measure(&plan, cores, progress))?;
+    }
     let connects = match kernel::obstacle() {
+        _ if !arguments.wants(Part::Connect) => Err("left out".to_owned()),
         None => Ok(connect::measure(&plan, cores, progress)?),
         Some(obstacle) => Err(obstacle),
     };

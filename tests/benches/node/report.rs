@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     Plan, Result, connect,
-    http::{Outcome, Row},
+    http::{self, Outcome, Row},
     server::{Kind, revgate},
 };
 
@@ -19,7 +19,7 @@ const MARK: &str = "<!-- written by the benchmark from here on -->";
 /// Everything measured, as Markdown.
 pub(crate) fn render(
     plan: &Plan,
-    http: &[Row],
+    requests: &[Row],
     connects: &std::result::Result<Vec<connect::Row>, String>,
 ) -> Result<String> {
     let mut text = String::new();
@@ -29,9 +29,9 @@ pub(crate) fn render(
         "Each figure is the median of {} rounds of {:?}, in which all took turns.\n",
         plan.rounds, plan.time
     )?;
-    for body in crate::http::BODIES {
+    for body in http::BODIES.into_iter().filter(|body| requests.iter().any(|row| row.body == *body)) {
         writeln!(text, "### HTTP, {} KiB bodies\n", body >> 10)?;
-        http_table(&mut text, http.iter().filter(|row| row.body == body))?;
+        http_table(&mut text, requests.iter().filter(|row| row.body == body))?;
     }
     writeln!(text, "### connect\n")?;
     match connects {
@@ -52,8 +52,8 @@ fn http_table<'a>(text: &mut String, rows: impl Iterator<Item = &'a Row>) -> fmt
         line(text, n, "requests per second", row, 0, |of| Some(of.rate))?;
         line(text, n, "CPU s per 100,000 requests", row, 2, |of| of.cpu)?;
         if n == 1 {
-            line(text, n, "median, added by the proxy, µs", row, 1, |of| Some(of.median))?;
-            line(text, n, "99th percentile, added, µs", row, 1, |of| Some(of.p99))?;
+            line(text, n, "median, µs; of a proxy what it adds", row, 1, |of| Some(of.median))?;
+            line(text, n, "99th percentile, µs; of a proxy what it adds", row, 1, |of| Some(of.p99))?;
         }
     }
     writeln!(text)
