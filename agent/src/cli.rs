@@ -4,11 +4,13 @@
 //! the process. Results go to stdout, everything else to stderr, so every command can stand in a pipe.
 
 pub mod completions;
+pub mod config_file;
 pub mod config_print;
 pub mod explain;
 pub mod fetch;
 pub mod outcome;
 pub mod output;
+pub mod run;
 pub mod simulate;
 pub mod status;
 pub mod table;
@@ -38,9 +40,11 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(run::Args),
     Status(status::Args),
     Explain(explain::Args),
     Simulate(simulate::Args),
+    Config(config_print::Args),
     Completions(completions::Args),
 }
 
@@ -74,6 +78,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, out: &mut Output) -> E
 impl Command {
     fn run(self, out: &mut Output) -> Result<Exit, Failure> {
         match self {
+            Self::Run(args) => run::run(&args, out),
+            Self::Config(args) => config_print::run(&args, out),
             Self::Status(args) => status::run(&args, out),
             Self::Explain(args) => explain::run(&args, out),
             Self::Simulate(args) => simulate::run(&args, out),

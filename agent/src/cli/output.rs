@@ -44,6 +44,14 @@ impl Output {
     }
 }
 
+impl Output {
+    /// Writes a warning to stderr.
+    pub fn warn(&self, message: &str) {
+        // There is nowhere left to say that stderr is closed.
+        let _ = writeln!(io::stderr(), "warning: {message}");
+    }
+}
+
 impl Debug for Output {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Output").field("terminal", &self.terminal).finish_non_exhaustive()

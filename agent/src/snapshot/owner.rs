@@ -5,7 +5,7 @@
 //! [`COALESCE`]. The kernel is written before readers see a snapshot, so that what they choose is already allowed.
 //! Nothing at all is published before the first list: an agent that starts leaves the tables of the one before it.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use tokio::{sync::mpsc, time::Instant};
@@ -17,7 +17,7 @@ use super::{
 use crate::{
     cluster::Change,
     config::Config,
-    kernel::{KernelError, Publish},
+    kernel::{KernelError, Publish, Report},
 };
 
 /// The current snapshot, for readers: `published.load()` is one atomic load and no lock.
@@ -35,7 +35,12 @@ const BATCH: usize = 4096;
 /// What the owner tells of its work; called on its thread, between publications.
 pub trait Observer: Send {
     /// A snapshot was published after `before`. `kernel` is how its tables were written, where there is a kernel.
-    fn published(&mut self, before: &Snapshot, now: &Arc<Snapshot>, kernel: Option<&Result<(), KernelError>>);
+    fn published(
+        &mut self,
+        before: &Snapshot,
+        now: &Arc<Snapshot>,
+        kernel: Option<&Result<Report, KernelError>>,
+    );
     /// Something that a person should hear about.
     fn noted(&mut self, note: Note);
 }
@@ -57,6 +62,13 @@ pub struct Owner {
 }
 
 impl Owner {
+    /// [`Owner::run`] on the calling thread. The only error is a runtime that cannot be made.
+    pub fn run_blocking(self) -> io::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        runtime.block_on(self.run());
+        Ok(())
+    }
+
     /// Runs until both inputs are closed.
     pub async fn run(mut self) {
         let mut not_before = Instant::now();

@@ -1,0 +1,196 @@
+//! `revgate run`: the agent. This file wires the parts together in the order of the flow, and ends them.
+//!
+//! Threads: the main one runs the Pod source, the admin server, configuration reload and signals; the owner of the
+//! state has its own (a kernel swap blocks); the proxy has one per worker.
+
+mod kernel;
+mod observer;
+mod reload;
+mod signals;
+
+use std::{
+    sync::Arc,
+    thread,
+    time::{Instant, SystemTime},
+};
+
+use arc_swap::ArcSwap;
+use tokio::{sync::mpsc, task::JoinSet};
+use tracing::{error, info, warn};
+
+use super::{
+    config_file::ConfigFile,
+    outcome::{Exit, Failure},
+    output::Output,
+};
+use crate::{
+    cluster::{
+        Change,
+        file::{FileSource, Reading},
+    },
+    config::{Config, SourceConfig},
+    observe::{
+        Readiness, Scene,
+        admin::{self, Admin},
+        facts::{ReloadHealth, SourceHealth},
+        log,
+        metrics::{self, StrictNoMatch},
+        report::ListenerReport,
+    },
+    proxy::{self, Proxy},
+    snapshot::{owner::Owner, state::State},
+};
+use observer::Teller;
+
+/// Changes that may wait for the owner; a source beyond that waits itself.
+const QUEUE: usize = 8192;
+
+/// Run the agent.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "SIGTERM drains: unready at once, no new connections after shutdown.delay, streams until \
+                  shutdown.deadline. A second signal ends the agent at once. The kernel tables stay in force when \
+                  the agent ends; `revgate detach` removes them."
+)]
+pub struct Args {
+    #[command(flatten)]
+    file: ConfigFile,
+}
+
+/// Runs until a signal.
+pub fn run(args: &Args, _out: &mut Output) -> Result<Exit, Failure> {
+    let loaded = args.file.load()?;
+    log::init(&loaded.config.agent.log).map_err(Failure::usage)?;
+    for warning in &loaded.warnings {
+        warn!(file = %args.file.path.display(), "{warning}");
+    }
+    if !loaded.ignored_plugins.is_empty() {
+        info!(types = %loaded.ignored_plugins.join(", "), "plugin entries of other types are left alone");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
+    runtime.block_on(serve(&args.file, Arc::new(loaded.config)))
+}
+
+#[expect(clippy::disallowed_methods, reason = "the clocks of the agent start with it")]
+async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> {
+    let mut signals = signals::Signals::new().map_err(Failure::failed)?;
+    let readiness = Readiness::default();
+    let SourceConfig::File { path: pods } = &config.agent.source;
+    let source = Arc::new(SourceHealth::new("file", pods.display().to_string()));
+    let reload = Arc::new(ReloadHealth::new(file.path.display().to_string(), SystemTime::now()));
+    let kernel = kernel::Side::open(&config.agent.kernel).map_err(Failure::failed)?;
+
+    let mut state = State::new(Arc::clone(&config), kernel.tenants(), kernel.last_generation());
+    let published = Arc::new(ArcSwap::from_pointee(state.build()));
+    let (changes, queue) = mpsc::channel(QUEUE);
+    let (configs, new_configs) = mpsc::channel(1);
+    let owner = Owner {
+        state,
+        published: Arc::clone(&published),
+        kernel: kernel.writer().map_err(Failure::failed)?,
+        observer: Box::new(Teller::new(&readiness, kernel.kernel())),
+        changes: queue,
+        configs: new_configs,
+    };
+
+    let scene = Arc::new(Scene {
+        published: Arc::clone(&published),
+        readiness: readiness.clone(),
+        kernel: kernel.reader(),
+        source: Arc::clone(&source),
+        reload: Arc::clone(&reload),
+        listeners: listeners(&config),
+        node: config.agent.node.clone(),
+        started: Instant::now(),
+        started_at: SystemTime::now(),
+    });
+    let no_match = StrictNoMatch::default();
+    let mut registry = metrics::registry(&scene, &no_match);
+    let counted = proxy::Metrics::register(registry.sub_registry_with_prefix(metrics::PREFIX), no_match);
+    let pinner = kernel.pinner().map_err(Failure::failed)?;
+    let mut proxy = Proxy::start(&config, published, &pinner, counted).map_err(Failure::failed)?;
+    let admin_socket = admin::bind(config.agent.admin).await.map_err(Failure::failed)?;
+    info!(admin = %config.agent.admin, sets = config.sets.len(), "started");
+
+    let owner = thread::Builder::new().name("owner".into()).spawn(|| owner.run_blocking()).map_err(Failure::failed)?;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async { match Admin::new(scene, Arc::new(registry)).serve(admin_socket).await {} });
+    let pods = FileSource::new(pods.clone(), kernel::cgroup_root(&config.agent.kernel));
+    tasks.spawn(follow_pods(pods, changes, source));
+    let (reloads, mut reloaded) = mpsc::unbounded_channel();
+    let current = Config::clone(&config);
+    tasks.spawn(reload::follow(file.path.clone(), file.node.clone(), current, Arc::clone(&reload), reloads));
+
+    let mut shutdown = config.agent.shutdown.clone();
+    let signal = loop {
+        tokio::select! {
+            signal = signals.next() => break signal,
+            Some(config) = reloaded.recv() => match proxy.reconfigure(&config) {
+                Ok(()) => {
+                    shutdown = config.agent.shutdown.clone();
+                    reload.succeeded(SystemTime::now());
+                    info!(sets = config.sets.len(), "the changed configuration is in force");
+                    // The owner lives as long as this sender does.
+                    let _ = configs.send(config).await;
+                }
+                Err(error) => {
+                    error!(%error, "the changed configuration cannot be served; the old one stays in force");
+                    reload.failed(error.to_string());
+                }
+            },
+        }
+    };
+    info!(signal, "draining; a second signal ends the agent at once");
+    readiness.drain(signal);
+    tokio::select! {
+        whole = proxy.drain(&shutdown) => info!(cut_streams = !whole, "drained"),
+        signal = signals.next() => warn!(signal, "ended at once; open streams were cut"),
+    }
+    // Without inputs the owner ends; what it published stays in the kernel.
+    drop(configs);
+    tasks.shutdown().await;
+    match owner.join() {
+        Ok(ended) => ended.map(|()| Exit::Done).map_err(Failure::failed),
+        Err(_) => Err(Failure::failed("the owner of the state panicked; the log above says where")),
+    }
+}
+
+/// Runs the Pod source and keeps account of how it does.
+async fn follow_pods(pods: FileSource, changes: mpsc::Sender<Change>, health: Arc<SourceHealth>) {
+    let ended = pods.run(changes, |reading| heard(&health, reading)).await;
+    if let Err(error) = ended {
+        error!(%error, "no Pods will be read");
+        health.failed(error.to_string());
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the age of the last reading is counted from here")]
+fn heard(health: &SourceHealth, reading: Reading<'_>) {
+    match reading {
+        Reading::Sent { pods } => {
+            health.heard(Instant::now());
+            info!(pods, "a new Pod list");
+        }
+        Reading::Same => health.heard(Instant::now()),
+        Reading::Failed(error) => {
+            error!(%error, "the Pod file is bad; the last good list stays in force");
+            health.failed(error.to_string());
+        }
+        Reading::NoCgroup { pod, why } => {
+            warn!(namespace = %pod.key.namespace, pod = %pod.key.name, why, "its connections are not known as its own");
+        }
+    }
+}
+
+fn listeners(config: &Config) -> Vec<ListenerReport> {
+    config.agent.listeners.iter().filter_map(|listener| {
+        let set = config.sets.get(listener.set)?;
+        Some(ListenerReport {
+            name: listener.name.to_string(),
+            address: listener.address,
+            set: set.name.to_string(),
+            role: set.roles.get(listener.role)?.to_string(),
+            tls: listener.tls.is_some(),
+        })
+    }).collect()
+}

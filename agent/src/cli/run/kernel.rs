@@ -1,0 +1,148 @@
+//! The kernel side of a running agent, or the words for why there is none (K12).
+
+use std::{collections::HashMap, path::PathBuf, sync::Arc};
+
+use tracing::{info, warn};
+
+use crate::{
+    config::{FenceMode, KernelConfig},
+    kernel::{self, Kernel, KernelError, Pinner, Publish, cgroup},
+    observe::{
+        KernelReader, KernelReading,
+        kernel::{EndpointConnections, UserSpace},
+    },
+    snapshot::state::Tenants,
+};
+
+/// With programs or without.
+pub(super) enum Side {
+    /// With.
+    Kernel {
+        /// The programs and tables.
+        kernel: Arc<Kernel>,
+        /// What an earlier agent left in force.
+        left: Vec<kernel::SetTenants>,
+        /// The fence, in a word.
+        fence: &'static str,
+    },
+    /// Without.
+    UserSpace {
+        /// Why.
+        because: String,
+    },
+}
+
+impl Side {
+    /// Opens what the configuration asks for. An error only with `kernel.mode: required`.
+    pub(super) fn open(config: &KernelConfig) -> Result<Self, KernelError> {
+        match kernel::Gate::open(config)? {
+            kernel::Gate::Kernel(kernel) => {
+                let left = kernel.reader().tenants()?;
+                info!(cgroup = %kernel.reader().cgroup().display(), sets = left.len(), "kernel programs attached");
+                Ok(Self::Kernel { kernel: Arc::new(kernel), left, fence: word(config.fence) })
+            }
+            kernel::Gate::UserSpace { reason } => {
+                warn!(%reason, "no kernel programs: revisions are kept apart by the HTTP layer alone");
+                Ok(Self::UserSpace { because: reason })
+            }
+        }
+    }
+
+    /// What an earlier agent left, by the hash of the set's name.
+    pub(super) fn tenants(&self) -> HashMap<u64, Tenants> {
+        let Self::Kernel { left, .. } = self else { return HashMap::new() };
+        left.iter()
+            .map(|set| (set.set, set.tenants.iter().map(|t| (t.slot, t.revision, t.epoch)).collect()))
+            .collect()
+    }
+
+    /// The newest generation that an earlier agent left: the next one counts on from it.
+    pub(super) fn last_generation(&self) -> u64 {
+        let Self::Kernel { left, .. } = self else { return 0 };
+        left.iter().map(|set| set.generation).max().unwrap_or(0)
+    }
+
+    pub(super) fn kernel(&self) -> Option<Arc<Kernel>> {
+        match self {
+            Self::Kernel { kernel, .. } => Some(Arc::clone(kernel)),
+            Self::UserSpace { .. } => None,
+        }
+    }
+
+    pub(super) fn writer(&self) -> Result<Option<Box<dyn Publish>>, KernelError> {
+        self.kernel().map(|kernel| kernel.writer()).transpose()
+    }
+
+    pub(super) fn pinner(&self) -> Result<Pinner, KernelError> {
+        self.kernel().map_or_else(|| Ok(Pinner::user_space()), |kernel| kernel.pinner())
+    }
+
+    pub(super) fn reader(&self) -> Box<dyn KernelReader> {
+        match self {
+            Self::Kernel { kernel, fence, .. } => Box::new(Reader { reader: kernel.reader(), fence: *fence }),
+            Self::UserSpace { because } => Box::new(UserSpace { because: because.clone() }),
+        }
+    }
+}
+
+/// Where Pods' cgroups lie on this machine, with kernel programs or without.
+pub(super) fn cgroup_root(config: &KernelConfig) -> Option<PathBuf> {
+    cgroup::root().ok().or_else(|| config.cgroup.clone())
+}
+
+/// Puts the kernel's numbers into the observer's form.
+#[derive(Debug)]
+struct Reader {
+    reader: kernel::Reader,
+    fence: &'static str,
+}
+
+impl Reader {
+    fn try_read(&self) -> Result<KernelReading, KernelError> {
+        let tenants = self.reader.tenants()?;
+        let sets = tenants.iter().map(|set| set.index + 1).max().unwrap_or(0);
+        let tables = (0..sets).map(|at| tenants.iter().find(|set| set.index == at).map(|set| set.generation));
+        let connections = self.reader.connections()?;
+        Ok(KernelReading {
+            active: true,
+            inactive_because: None,
+            fence: self.fence.to_owned(),
+            acknowledged: self.reader.generation(),
+            tables: tables.collect(),
+            counters: self.reader.counters()?,
+            connections: connections
+                .into_iter()
+                .map(|(key, counts)| EndpointConnections {
+                    endpoint: key.endpoint.into(),
+                    set: key.set.into(),
+                    slot: key.slot,
+                    epoch: key.epoch,
+                    opened: counts.opened,
+                    closed: counts.closed,
+                })
+                .collect(),
+            memory: self.reader.memory()?,
+            error: None,
+        })
+    }
+}
+
+impl KernelReader for Reader {
+    fn read(&self) -> KernelReading {
+        self.try_read().unwrap_or_else(|error| KernelReading {
+            active: true,
+            fence: self.fence.to_owned(),
+            acknowledged: self.reader.generation(),
+            error: Some(error.to_string()),
+            ..KernelReading::default()
+        })
+    }
+}
+
+const fn word(fence: FenceMode) -> &'static str {
+    match fence {
+        FenceMode::Off => "off",
+        FenceMode::Audit => "audit",
+        FenceMode::Enforce => "enforce",
+    }
+}
