@@ -19,7 +19,7 @@ use crate::{
     config::{GatingMode, HeaderSelector, VipConfig},
     gating::Distribution,
 };
-pub use vitals::Vitals;
+pub use vitals::{Breaker, Vitals};
 
 /// Everything that a reader needs, at one moment.
 #[derive(Debug)]

@@ -1,0 +1,125 @@
+//! Listening sockets, one per listener and worker, and the connections that come out of them.
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    rc::Rc,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use rustls::ServerConfig;
+use socket2::{Domain, Protocol as SocketProtocol, Socket, TcpKeepalive, Type};
+use tokio::{
+    net::TcpStream,
+    sync::{OwnedSemaphorePermit, oneshot},
+};
+use tokio_rustls::TlsAcceptor;
+
+use super::{
+    client::{Client, serve, serve_tls},
+    listener::{Listener, Plan},
+};
+
+/// Connections that may wait to be accepted, per worker.
+const BACKLOG: i32 = 4096;
+
+/// How long to wait when the process is out of descriptors: accepting again at once would only spin.
+const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
+
+/// A listener that is bound, on its way to a worker.
+pub(super) struct Opened {
+    /// Distinguishes it from others of the same name.
+    pub(super) id: u64,
+    /// What it is.
+    pub(super) plan: Plan,
+    /// This worker's socket.
+    pub(super) socket: TcpListener,
+    /// Serve TLS.
+    pub(super) tls: Option<Arc<ServerConfig>>,
+}
+
+/// Binds one of several sockets to an address; the kernel spreads connections over them.
+pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(SocketProtocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.set_reuse_port(true)?;
+    // Accepted sockets inherit these: no system call per connection.
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_keepalive(
+        &TcpKeepalive::new()
+            .with_time(Duration::from_secs(60))
+            .with_interval(Duration::from_secs(15))
+            .with_retries(3),
+    )?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Accepts until it is told to stop, then takes what waits in the backlog: it has been promised an answer.
+pub(super) async fn run(opened: Opened, listener: Rc<Listener>, mut stopped: oneshot::Receiver<()>) {
+    let socket = match tokio::net::TcpListener::from_std(opened.socket) {
+        Ok(socket) => socket,
+        Err(error) => {
+            tracing::error!(listener = %opened.plan.config.name, %error, "listening socket cannot be polled");
+            return;
+        }
+    };
+    let acceptor = opened.tls.map(TlsAcceptor::from);
+    loop {
+        let connections = Arc::clone(&listener.worker.shared.connections);
+        let permit = tokio::select! {
+            permit = connections.acquire_owned() => match permit {
+                Ok(permit) => permit,
+                Err(_) => return,
+            },
+            _ = &mut stopped => break,
+        };
+        let accepted = tokio::select! {
+            accepted = socket.accept() => accepted,
+            _ = &mut stopped => break,
+        };
+        match accepted {
+            Ok((stream, _)) => start(stream, acceptor.clone(), &listener, permit, false),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                tracing::warn!(listener = %opened.plan.config.name, %error, "connections wait");
+                tokio::time::sleep(OUT_OF_DESCRIPTORS).await;
+            }
+            // The connection went away while it waited.
+            Err(error) => tracing::debug!(%error, "accept failed"),
+        }
+    }
+    let mut cx = Context::from_waker(Waker::noop());
+    while let Poll::Ready(Ok((stream, _))) = socket.poll_accept(&mut cx) {
+        let Ok(permit) = Arc::clone(&listener.worker.shared.connections).try_acquire_owned() else { return };
+        start(stream, acceptor.clone(), &listener, permit, true);
+    }
+}
+
+/// Serves a connection on a task of its own.
+fn start(
+    stream: TcpStream,
+    acceptor: Option<TlsAcceptor>,
+    listener: &Rc<Listener>,
+    permit: OwnedSemaphorePermit,
+    last: bool,
+) {
+    let client = Rc::new(Client::new(listener.id, listener.worker.ticker.clone()));
+    if last {
+        client.finish();
+    }
+    let registered = listener.worker.register(Rc::clone(&client));
+    let listener = Rc::clone(listener);
+    listener.metrics.connections.inc();
+    tokio::task::spawn_local(async move {
+        match acceptor {
+            None => serve(stream, None, Rc::clone(&listener), client).await,
+            Some(acceptor) => serve_tls(stream, acceptor, Rc::clone(&listener), client).await,
+        }
+        listener.metrics.connections.dec();
+        drop(permit);
+        drop(registered);
+    });
+}

@@ -1,0 +1,44 @@
+//! The proxy's clock: milliseconds since it started, the same for all workers, read here and nowhere else.
+
+use std::{cell::Cell, rc::Rc, time::Instant};
+
+/// Time since the proxy started.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    start: Instant,
+}
+
+impl Clock {
+    /// Starts at 1, so that 0 can stand for never.
+    #[expect(clippy::disallowed_methods, reason = "the proxy is an edge, and this is its one clock")]
+    pub(super) fn start() -> Self {
+        Self { start: Instant::now() }
+    }
+
+    /// Milliseconds.
+    pub(super) fn millis(self) -> u64 {
+        self.micros() / 1000 + 1
+    }
+
+    /// Microseconds.
+    pub(super) fn micros(self) -> u64 {
+        u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+}
+
+/// A worker's coarse time in milliseconds, moved on by each of its sweeps and requests: good enough for idle times,
+/// at the price of a load.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ticker(Rc<Cell<u64>>);
+
+impl Ticker {
+    /// The time of the last sweep or request.
+    pub(super) fn now(&self) -> u64 {
+        self.0.get()
+    }
+
+    /// Moves it on.
+    pub(super) fn set(&self, now: u64) {
+        self.0.set(now);
+    }
+}

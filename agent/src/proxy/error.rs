@@ -1,0 +1,266 @@
+//! Why a request was not answered by an endpoint, and what its client is told (H11).
+//!
+//! [`ProxyError`] says what happened, with its cause; [`Reason`] is the one word for it that the status, the metric,
+//! the log and the header share.
+
+use std::{io, net::SocketAddr, sync::Arc};
+
+use http::StatusCode;
+
+use crate::gating::Refusal;
+
+/// Why a request was not answered by an endpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum ProxyError {
+    /// The first Pod list has not come yet.
+    #[error("no Pod list has been read yet")]
+    NotSynced,
+    /// No revision may be chosen.
+    #[error("no revision has a Ready Pod in every required role")]
+    NoEligibleRevision,
+    /// The named revision may not be used, and no other takes its place.
+    #[error("the revision that the request names has no Ready Pod in some required role")]
+    RevisionNotEligible,
+    /// The revision has no endpoint of the listener's role (any more).
+    #[error("the revision has no endpoint in role {role:?}")]
+    NoEndpoint {
+        /// The role.
+        role: Arc<str>,
+    },
+    /// Every endpoint failed too often of late.
+    #[error("every endpoint of the revision in role {role:?} failed repeatedly and is being rested")]
+    BreakersOpen {
+        /// The role.
+        role: Arc<str>,
+    },
+    /// As many requests as are allowed are in flight.
+    #[error("{limit} requests are in flight, which is the limit (http.maxRequests)")]
+    Overloaded {
+        /// The limit.
+        limit: usize,
+    },
+    /// The revision header has two values.
+    #[error("header {header} has two different values")]
+    ConflictingRevision {
+        /// The header.
+        header: http::HeaderName,
+    },
+    /// The request is not one that can be passed on.
+    #[error("{0}")]
+    BadRequest(&'static str),
+    /// CONNECT.
+    #[error("this is no forward proxy: CONNECT is not served")]
+    Connect,
+    /// The client broke or stopped sending its body.
+    #[error("the request body broke off")]
+    ClientBody,
+    /// The client sent nothing of its body for too long.
+    #[error("the request body stalled")]
+    ClientStalled,
+    /// The request body is longer than allowed.
+    #[error("the request body is longer than {limit} bytes (http.maxBody)")]
+    BodyTooLarge {
+        /// The limit in bytes.
+        limit: u64,
+    },
+    /// A socket could not be made or pinned: the agent's own trouble, nobody was dialled.
+    #[error("a socket for endpoint {address} cannot be made or pinned: {source}")]
+    Socket {
+        /// The endpoint.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// No connection to an endpoint, after all tries.
+    #[error("endpoint {address} cannot be reached: {source}")]
+    Unreachable {
+        /// The endpoint tried last.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// No connection to an endpoint in time.
+    #[error("endpoint {address} did not accept a connection in time (http.connectTimeout)")]
+    ConnectTimeout {
+        /// The endpoint tried last.
+        address: SocketAddr,
+    },
+    /// The endpoint closed or broke the connection before the head of its response.
+    #[error("endpoint {address} broke off before its response: {source}")]
+    Broken {
+        /// The endpoint.
+        address: SocketAddr,
+        /// What HTTP said.
+        source: hyper::Error,
+    },
+    /// The endpoint answered with something that is no HTTP response to this request.
+    #[error("endpoint {address} sent no valid response")]
+    BadResponse {
+        /// The endpoint.
+        address: SocketAddr,
+    },
+    /// The head of the response did not come in time.
+    #[error("endpoint {address} did not answer in time (http.responseTimeout)")]
+    ResponseTimeout {
+        /// The endpoint.
+        address: SocketAddr,
+    },
+}
+
+/// The one word for a [`ProxyError`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reason {
+    /// See [`ProxyError::NotSynced`].
+    NotSynced,
+    /// See [`ProxyError::NoEligibleRevision`].
+    NoEligibleRevision,
+    /// See [`ProxyError::RevisionNotEligible`].
+    RevisionNotEligible,
+    /// See [`ProxyError::NoEndpoint`].
+    NoEndpoint,
+    /// See [`ProxyError::BreakersOpen`].
+    BreakersOpen,
+    /// See [`ProxyError::Overloaded`].
+    Overloaded,
+    /// See [`ProxyError::ConflictingRevision`].
+    ConflictingRevision,
+    /// See [`ProxyError::BadRequest`] and [`ProxyError::ClientBody`].
+    BadRequest,
+    /// See [`ProxyError::Connect`].
+    MethodNotAllowed,
+    /// See [`ProxyError::ClientStalled`].
+    RequestTimeout,
+    /// See [`ProxyError::BodyTooLarge`].
+    BodyTooLarge,
+    /// See [`ProxyError::Socket`].
+    LocalError,
+    /// See [`ProxyError::Unreachable`].
+    EndpointUnreachable,
+    /// See [`ProxyError::ConnectTimeout`].
+    ConnectTimeout,
+    /// See [`ProxyError::Broken`].
+    EndpointReset,
+    /// See [`ProxyError::BadResponse`].
+    BadResponse,
+    /// See [`ProxyError::ResponseTimeout`].
+    ResponseTimeout,
+}
+
+impl Reason {
+    /// Every reason, in index order.
+    pub const ALL: [Self; 17] = [
+        Self::NotSynced,
+        Self::NoEligibleRevision,
+        Self::RevisionNotEligible,
+        Self::NoEndpoint,
+        Self::BreakersOpen,
+        Self::Overloaded,
+        Self::ConflictingRevision,
+        Self::BadRequest,
+        Self::MethodNotAllowed,
+        Self::RequestTimeout,
+        Self::BodyTooLarge,
+        Self::LocalError,
+        Self::EndpointUnreachable,
+        Self::ConnectTimeout,
+        Self::EndpointReset,
+        Self::BadResponse,
+        Self::ResponseTimeout,
+    ];
+
+    /// The word, as it stands in the metric, the log and the header.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::NotSynced => "not-synced",
+            Self::NoEligibleRevision => "no-eligible-revision",
+            Self::RevisionNotEligible => "revision-not-eligible",
+            Self::NoEndpoint => "no-endpoint",
+            Self::BreakersOpen => "breakers-open",
+            Self::Overloaded => "overloaded",
+            Self::ConflictingRevision => "conflicting-revision",
+            Self::BadRequest => "bad-request",
+            Self::MethodNotAllowed => "method-not-allowed",
+            Self::RequestTimeout => "request-timeout",
+            Self::BodyTooLarge => "body-too-large",
+            Self::LocalError => "local-error",
+            Self::EndpointUnreachable => "endpoint-unreachable",
+            Self::ConnectTimeout => "connect-timeout",
+            Self::EndpointReset => "endpoint-reset",
+            Self::BadResponse => "bad-response",
+            Self::ResponseTimeout => "response-timeout",
+        }
+    }
+
+    /// The status of the response.
+    #[must_use]
+    pub const fn status(self) -> StatusCode {
+        match self {
+            Self::ConflictingRevision | Self::BadRequest => StatusCode::BAD_REQUEST,
+            Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
+            Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::LocalError => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::NotSynced
+            | Self::NoEligibleRevision
+            | Self::RevisionNotEligible
+            | Self::NoEndpoint
+            | Self::BreakersOpen
+            | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+            Self::EndpointUnreachable | Self::EndpointReset | Self::BadResponse => StatusCode::BAD_GATEWAY,
+            Self::ConnectTimeout | Self::ResponseTimeout => StatusCode::GATEWAY_TIMEOUT,
+        }
+    }
+}
+
+impl ProxyError {
+    /// The one word for it.
+    #[must_use]
+    pub const fn reason(&self) -> Reason {
+        match self {
+            Self::NotSynced => Reason::NotSynced,
+            Self::NoEligibleRevision => Reason::NoEligibleRevision,
+            Self::RevisionNotEligible => Reason::RevisionNotEligible,
+            Self::NoEndpoint { .. } => Reason::NoEndpoint,
+            Self::BreakersOpen { .. } => Reason::BreakersOpen,
+            Self::Overloaded { .. } => Reason::Overloaded,
+            Self::ConflictingRevision { .. } => Reason::ConflictingRevision,
+            Self::BadRequest(_) | Self::ClientBody => Reason::BadRequest,
+            Self::Connect => Reason::MethodNotAllowed,
+            Self::ClientStalled => Reason::RequestTimeout,
+            Self::BodyTooLarge { .. } => Reason::BodyTooLarge,
+            Self::Socket { .. } => Reason::LocalError,
+            Self::Unreachable { .. } => Reason::EndpointUnreachable,
+            Self::ConnectTimeout { .. } => Reason::ConnectTimeout,
+            Self::Broken { .. } => Reason::EndpointReset,
+            Self::BadResponse { .. } => Reason::BadResponse,
+            Self::ResponseTimeout { .. } => Reason::ResponseTimeout,
+        }
+    }
+}
+
+impl From<Refusal> for ProxyError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::NoneEligible => Self::NoEligibleRevision,
+            Refusal::NamedNotEligible => Self::RevisionNotEligible,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_has_its_own_word_and_place() {
+        let mut words: Vec<_> = Reason::ALL.iter().map(|r| r.word()).collect();
+        for (index, reason) in Reason::ALL.iter().enumerate() {
+            assert_eq!(*reason as usize, index);
+            assert!(reason.status().is_client_error() || reason.status().is_server_error());
+        }
+        words.sort_unstable();
+        words.dedup();
+        assert_eq!(words.len(), Reason::ALL.len());
+    }
+}

@@ -1,0 +1,296 @@
+//! One request from its head to its response's head: choose, connect, send, and try again where that is safe.
+//!
+//! Safe (H6) is what no endpoint has seen: a connection that could not be made, or an idle one that its endpoint
+//! closed as it was used again. Both go to another endpoint of the same revision, where there is one. What an
+//! endpoint may have begun to work on is never sent twice.
+
+use std::{rc::Rc, sync::Arc, sync::atomic::Ordering::Relaxed};
+
+use http::{Request, Response, StatusCode, Version, request};
+use http_body::Body;
+use hyper::body::Incoming;
+
+use super::{
+    choose::Rules,
+    client::Client,
+    dial::{self, DialError},
+    error::ProxyError,
+    headers,
+    link::{ExchangeError, Link, Patience},
+    listener::Listener,
+    reply::{InFlight, Lease, ReplyBody, refusal},
+    table::{Chosen, Place},
+    upload::{KEPT, Progress, RequestBody, Upload},
+};
+use crate::{config::HttpConfig, snapshot::Endpoint};
+
+/// Answers one request, by an endpoint or with the reason why not.
+pub(super) async fn respond(
+    listener: Rc<Listener>,
+    client: Rc<Client>,
+    request: Request<Incoming>,
+) -> Response<ReplyBody> {
+    let http = listener.worker.http();
+    let started = listener.worker.shared.clock.micros();
+    listener.worker.ticker.set(started / 1000 + 1);
+    client.end_delimits.set(request.version() < Version::HTTP_11);
+    let in_flight = InFlight::new(Rc::clone(&listener), client);
+    let limit = http.max_requests;
+    let outcome = if listener.worker.shared.requests.load(Relaxed) > limit {
+        Err(ProxyError::Overloaded { limit })
+    } else {
+        forward(&listener, &http, request).await
+    };
+    match outcome {
+        Ok(answer) => {
+            listener.metrics.latency.observe(listener.worker.shared.clock.micros() - started);
+            answer.into_response(&listener, in_flight)
+        }
+        Err(error) => {
+            listener.metrics.refused(error.reason());
+            tracing::debug!(reason = error.reason().word(), %error, "request refused");
+            refusal(&error, in_flight)
+        }
+    }
+}
+
+/// An endpoint's response.
+struct Answer {
+    response: Response<Incoming>,
+    link: Box<Link>,
+    lease: Lease,
+}
+
+impl Answer {
+    fn into_response(self, listener: &Listener, in_flight: InFlight) -> Response<ReplyBody> {
+        let Self { response, link, lease } = self;
+        let (mut parts, incoming) = response.into_parts();
+        lease.target.metrics.served(parts.status);
+        let good = !parts.status.is_server_error();
+        if good {
+            lease.target.endpoint.vitals.answered();
+        } else {
+            listener.failed(&lease.target);
+        }
+        headers::to_client(&mut parts);
+        lease.target.stamp(&mut parts.headers);
+        Response::from_parts(parts, ReplyBody::streamed(incoming, link, lease, good, in_flight))
+    }
+}
+
+/// What a request needs to be tried.
+struct Attempts<'a> {
+    listener: &'a Rc<Listener>,
+    http: &'a HttpConfig,
+    place: Place,
+    /// `None`: any.
+    revision: Option<Arc<str>>,
+    upload: Option<Rc<Upload>>,
+    /// Do not use a pooled connection.
+    fresh: bool,
+    /// Endpoints that could not be reached.
+    tried: Vec<Arc<Endpoint>>,
+    /// The endpoint whose idle connection turned out to be closed: another is better, but it will do.
+    stale: Option<Arc<Endpoint>>,
+    /// Why the last try failed.
+    last: Option<ProxyError>,
+    /// More tries.
+    left: u32,
+}
+
+/// Finds an endpoint that answers.
+async fn forward(
+    listener: &Rc<Listener>,
+    http: &HttpConfig,
+    request: Request<Incoming>,
+) -> Result<Answer, ProxyError> {
+    let worker = &listener.worker;
+    let (mut parts, body) = request.into_parts();
+    let (place, revision) = {
+        let mut table = listener.table.borrow_mut();
+        table.refresh(&worker.shared.published);
+        let (Some(place), Some(header)) = (table.place(), table.revision_header()) else {
+            return Err(ProxyError::NotSynced);
+        };
+        let revision = table.revision(headers::ask(&parts.headers, &header)?, worker.draw())?;
+        headers::to_endpoint(&mut parts, &header)?;
+        (place, revision)
+    };
+    let upload = if body.is_end_stream() {
+        None
+    } else {
+        if body.size_hint().lower() > http.max_body {
+            return Err(ProxyError::BodyTooLarge { limit: http.max_body });
+        }
+        Some(Rc::new(Upload::new(body, http.max_body, worker.ticker.clone())))
+    };
+    // Too long to be kept for another try, so no connection that may turn out to be closed.
+    let fresh = upload.as_ref().is_some_and(|upload| upload.length.is_some_and(|length| length > KEPT));
+    let left = http.retries;
+    Attempts { listener, http, place, revision, upload, fresh, tried: Vec::new(), stale: None, last: None, left }
+        .run(parts)
+        .await
+}
+
+impl Attempts<'_> {
+    async fn run(mut self, mut head: request::Parts) -> Result<Answer, ProxyError> {
+        let worker = &self.listener.worker;
+        let patience = Patience { response: self.http.response_timeout, stalled: self.http.idle_timeout };
+        loop {
+            let chosen = self.choose()?;
+            let pooled = if self.fresh {
+                None
+            } else {
+                chosen.target.take(worker.ticker.now(), worker.pool_limits())
+            };
+            let mut lease = Lease::new(Rc::clone(&chosen.target));
+            let reused = pooled.is_some();
+            let mut link = match pooled {
+                Some(link) => link,
+                None => match self.dial(&chosen, &mut lease).await? {
+                    Some(link) => link,
+                    None => continue,
+                },
+            };
+            // Only a request that may be sent again is copied: a table of references to the client's bytes.
+            let mut spare = None;
+            if reused {
+                self.listener.metrics.reused.inc();
+                spare = Some(head.clone());
+            }
+            if let Some(upload) = &self.upload {
+                upload.keep.set(reused);
+            }
+            let request = Request::from_parts(head, self.body());
+            let error = match link.exchange(request, self.upload.as_deref(), patience).await {
+                Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                    self.listener.failed(&lease.target);
+                    return Err(ProxyError::BadResponse { address: lease.target.endpoint.address });
+                }
+                Ok(response) => return Ok(Answer { response, link, lease }),
+                Err(error) => error,
+            };
+            head = match (error, spare) {
+                (ExchangeError::NotSent(request), _) => {
+                    if !reused {
+                        let gone = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+                        self.unreachable(&lease, DialError::Connect(gone))?;
+                    }
+                    self.fresh = true;
+                    request.into_parts().0
+                }
+                (ExchangeError::NoResponse(error), Some(spare)) if self.can_restart() => {
+                    let endpoint = &lease.target.endpoint;
+                    self.stale = Some(Arc::clone(endpoint));
+                    // Whatever else lies idle may be as stale.
+                    self.fresh = true;
+                    self.again(ProxyError::Broken { address: endpoint.address, source: error })?;
+                    spare
+                }
+                (error, _) => return Err(self.failed(error, &lease)),
+            };
+        }
+    }
+
+    /// Chooses an endpoint; when all were tried, the reason of the last failure stands.
+    fn choose(&mut self) -> Result<Chosen, ProxyError> {
+        let worker = &self.listener.worker;
+        let mut table = self.listener.table.borrow_mut();
+        table.refresh(&worker.shared.published);
+        let rules = Rules {
+            local_factor: self.http.local_factor,
+            breaker: worker.breaker(),
+            now: worker.ticker.now(),
+            draws: worker.draws(),
+        };
+        let revision = self.revision.as_deref();
+        if let Some(stale) = self.stale.take() {
+            self.tried.push(stale);
+            let another = table.choose(revision, &self.tried, rules);
+            self.tried.pop();
+            if let Ok(Some(another)) = another {
+                return Ok(another);
+            }
+        }
+        match table.choose(revision, &self.tried, rules)? {
+            Some(chosen) => Ok(chosen),
+            None => Err(self.last.take().unwrap_or(ProxyError::NotSynced)),
+        }
+    }
+
+    /// A new connection, the lease moved to whom the kernel chose. `None`: failed, and there is another try.
+    async fn dial(&mut self, chosen: &Chosen, lease: &mut Lease) -> Result<Option<Box<Link>>, ProxyError> {
+        let listener = self.listener;
+        listener.metrics.dials.inc();
+        match dial::dial(&listener.worker.pinner, self.place, chosen, self.http.connect_timeout).await {
+            Ok(dialled) => {
+                if let Some(address) = dialled.elsewhere {
+                    listener.metrics.repicked.inc();
+                    let mut table = listener.table.borrow_mut();
+                    table.refresh(&listener.worker.shared.published);
+                    // The kernel may be ahead of the snapshot: the revision is right all the same.
+                    if let Some(target) = table.at_address(&chosen.target.endpoint.revision, address) {
+                        *lease = Lease::new(target);
+                    }
+                }
+                Ok(Some(dialled.link))
+            }
+            Err(error) => self.unreachable(lease, error).map(|()| None),
+        }
+    }
+
+    /// An endpoint could not be reached: another may be.
+    fn unreachable(&mut self, lease: &Lease, error: DialError) -> Result<(), ProxyError> {
+        let endpoint = &lease.target.endpoint;
+        let address = endpoint.address;
+        let error = match error {
+            DialError::Socket(source) => return Err(ProxyError::Socket { address, source }),
+            DialError::Connect(source) => ProxyError::Unreachable { address, source },
+            DialError::Timeout => ProxyError::ConnectTimeout { address },
+        };
+        self.listener.failed(&lease.target);
+        self.tried.push(Arc::clone(endpoint));
+        self.again(error)
+    }
+
+    /// Uses up one more try.
+    fn again(&mut self, error: ProxyError) -> Result<(), ProxyError> {
+        let Some(left) = self.left.checked_sub(1) else { return Err(error) };
+        self.left = left;
+        self.last = Some(error);
+        self.listener.metrics.retries.inc();
+        Ok(())
+    }
+
+    /// Why a request that may not be sent again failed.
+    fn failed(&self, error: ExchangeError, lease: &Lease) -> ProxyError {
+        let address = lease.target.endpoint.address;
+        let error = match error {
+            ExchangeError::Upload => {
+                return match self.upload.as_ref().map(|upload| upload.progress()) {
+                    Some(Progress::TooLarge) => ProxyError::BodyTooLarge { limit: self.http.max_body },
+                    _ => ProxyError::ClientBody,
+                };
+            }
+            ExchangeError::Stalled => return ProxyError::ClientStalled,
+            ExchangeError::Timeout | ExchangeError::NotSent(_) => ProxyError::ResponseTimeout { address },
+            ExchangeError::Broken(error) if error.is_parse() => ProxyError::BadResponse { address },
+            ExchangeError::Broken(source) | ExchangeError::NoResponse(source) => {
+                ProxyError::Broken { address, source }
+            }
+        };
+        self.listener.failed(&lease.target);
+        error
+    }
+
+    fn can_restart(&self) -> bool {
+        self.upload.as_ref().is_none_or(|upload| upload.can_restart())
+    }
+
+    fn body(&self) -> RequestBody {
+        match &self.upload {
+            None => RequestBody::Empty,
+            Some(upload) => RequestBody::Upload { upload: Rc::clone(upload), sent: 0 },
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! What a request's headers ask for, and which headers stay on one hop (H3, H12, G6).
+
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Uri, Version,
+    header::{
+        CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+        TRANSFER_ENCODING, UPGRADE,
+    },
+    request, response,
+};
+
+use super::error::ProxyError;
+use crate::{
+    config::{DECISION_HEADER, REASON_HEADER},
+    gating::Ask,
+};
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+
+/// Headers that steer routers and mean nothing to an engine.
+const ROUTING: [HeaderName; 4] = [
+    DECISION_HEADER,
+    HeaderName::from_static("x-gateway-destination-endpoint"),
+    HeaderName::from_static("x-gateway-destination-endpoint-subset"),
+    HeaderName::from_static("x-gateway-destination-endpoint-served"),
+];
+
+/// What a request says about its revision. A name wins over a decision id; empty values count as absent.
+pub(super) fn ask<'h>(headers: &'h HeaderMap, revision_header: &HeaderName) -> Result<Ask<'h>, ProxyError> {
+    if let Some(name) = revision(headers, revision_header)? {
+        return Ok(Ask::Named(name));
+    }
+    Ok(match headers.get(DECISION_HEADER).map(HeaderValue::as_bytes) {
+        Some(id) if !id.is_empty() => Ask::DecisionId(id),
+        _ => Ask::Any,
+    })
+}
+
+/// The one revision that the header names, in however many lines and list items it does.
+fn revision<'h>(headers: &'h HeaderMap, header: &HeaderName) -> Result<Option<&'h str>, ProxyError> {
+    let mut named = None;
+    for value in headers.get_all(header) {
+        let value = value.to_str().map_err(|_| ProxyError::BadRequest("the revision header is not text"))?;
+        for item in value.split(',').map(str::trim).filter(|item| !item.is_empty()) {
+            match named {
+                Some(other) if other != item => {
+                    return Err(ProxyError::ConflictingRevision { header: header.clone() });
+                }
+                _ => named = Some(item),
+            }
+        }
+    }
+    Ok(named)
+}
+
+/// Makes the head of a request fit for an HTTP/1.1 engine, in place.
+pub(super) fn to_endpoint(parts: &mut request::Parts, revision_header: &HeaderName) -> Result<(), ProxyError> {
+    if parts.method == Method::CONNECT {
+        return Err(ProxyError::Connect);
+    }
+    to_origin_form(parts)?;
+    strip_hop_by_hop(&mut parts.headers);
+    // hyper has answered `100-continue` by the time that the body is read.
+    parts.headers.remove(EXPECT);
+    parts.headers.remove(revision_header);
+    for name in &ROUTING {
+        parts.headers.remove(name);
+    }
+    if parts.version == Version::HTTP_2 {
+        join_cookies(&mut parts.headers);
+    }
+    parts.version = Version::HTTP_11;
+    // Upgrade handles of a protocol that is not offered to the endpoint.
+    parts.extensions.clear();
+    Ok(())
+}
+
+/// Makes the head of an endpoint's response fit for the client, in place, whatever version the client speaks.
+pub(super) fn to_client(parts: &mut response::Parts) {
+    strip_hop_by_hop(&mut parts.headers);
+    // Only a response that is not from an endpoint carries a reason.
+    parts.headers.remove(REASON_HEADER);
+    parts.version = Version::HTTP_11;
+    parts.extensions.clear();
+}
+
+/// Removes what is meant for one hop (RFC 9110, 7.6.1), and what `Connection` names.
+fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    if headers.contains_key(CONNECTION) {
+        strip_named(headers);
+    }
+    // A message that is chunked has no length (RFC 9112, 6.3); one that says both must not be passed on with both.
+    if headers.remove(TRANSFER_ENCODING).is_some() {
+        headers.remove(CONTENT_LENGTH);
+    }
+    for name in [KEEP_ALIVE, PROXY_CONNECTION, TE, UPGRADE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION] {
+        headers.remove(name);
+    }
+}
+
+/// Removes `Connection` and the headers that it names, but for those that frame and address the message.
+fn strip_named(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|name| !name.eq_ignore_ascii_case("close") && !name.eq_ignore_ascii_case("keep-alive"))
+        .filter_map(|name| name.parse().ok())
+        .filter(|name| *name != HOST && *name != CONTENT_LENGTH && *name != TRANSFER_ENCODING)
+        .collect();
+    headers.remove(CONNECTION);
+    for name in named {
+        headers.remove(name);
+    }
+}
+
+/// HTTP/2 and absolute-form targets name the host in the target: it moves to `Host`, and the path stays.
+fn to_origin_form(parts: &mut request::Parts) -> Result<(), ProxyError> {
+    let authority = parts.uri.authority().map(|a| HeaderValue::from_str(a.as_str()));
+    if let Some(host) = authority {
+        let host = host.map_err(|_| ProxyError::BadRequest("the request target's host is not valid"))?;
+        parts.headers.insert(HOST, host);
+        parts.uri = match parts.uri.path_and_query() {
+            Some(path) => Uri::from(path.clone()),
+            None => Uri::from_static("/"),
+        };
+    }
+    let mut hosts = parts.headers.get_all(HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (Some(_), None) => Ok(()),
+        (None, _) if parts.version < Version::HTTP_11 => Ok(()),
+        (None, _) => Err(ProxyError::BadRequest("the request has no Host header")),
+        (Some(_), Some(_)) => Err(ProxyError::BadRequest("the request has two Host headers")),
+    }
+}
+
+/// HTTP/2 may split cookies over lines; HTTP/1.1 may not (RFC 9113, 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let mut cookies = headers.get_all(COOKIE).iter();
+    if let (Some(first), Some(second)) = (cookies.next(), cookies.next()) {
+        let mut joined = first.as_bytes().to_vec();
+        for cookie in std::iter::once(second).chain(cookies) {
+            joined.extend_from_slice(b"; ");
+            joined.extend_from_slice(cookie.as_bytes());
+        }
+        if let Ok(joined) = HeaderValue::from_bytes(&joined) {
+            headers.insert(COOKIE, joined);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REVISION: HeaderName = HeaderName::from_static("x-llm-d-disagg-revision");
+
+    fn map(lines: &[(&str, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            headers.append(name.parse::<HeaderName>().unwrap(), value.parse().unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn an_empty_revision_is_absent_and_one_value_may_come_twice() {
+        let named = |lines: &[(&str, &str)]| {
+            let headers = map(lines);
+            ask(&headers, &REVISION).map(|ask| format!("{ask:?}")).map_err(|e| e.reason().word())
+        };
+        let header = REVISION.as_str();
+        assert_eq!(named(&[]).unwrap(), "Any");
+        assert_eq!(named(&[(header, "")]).unwrap(), "Any");
+        assert_eq!(named(&[(header, " "), (header, "a")]).unwrap(), r#"Named("a")"#);
+        assert_eq!(named(&[(header, "a"), (header, "a")]).unwrap(), r#"Named("a")"#);
+        assert_eq!(named(&[(header, "a"), (header, "b")]), Err("conflicting-revision"));
+        assert_eq!(named(&[(header, "a, b")]), Err("conflicting-revision"));
+    }
+
+    #[test]
+    fn a_name_wins_over_a_decision_id() {
+        let headers = map(&[(DECISION_HEADER.as_str(), "id"), (REVISION.as_str(), "a")]);
+        assert_eq!(ask(&headers, &REVISION).unwrap(), Ask::Named("a"));
+        let headers = map(&[(DECISION_HEADER.as_str(), "id")]);
+        assert_eq!(ask(&headers, &REVISION).unwrap(), Ask::DecisionId(b"id"));
+    }
+
+    #[test]
+    fn hop_by_hop_headers_and_those_that_connection_names_go() {
+        let mut headers = map(&[
+            ("connection", "close, X-Private, host"),
+            ("connection", "te"),
+            ("x-private", "1"),
+            ("keep-alive", "timeout=5"),
+            ("te", "trailers"),
+            ("upgrade", "websocket"),
+            ("host", "h"),
+            ("traceparent", "00-1"),
+        ]);
+        strip_hop_by_hop(&mut headers);
+        assert_eq!(headers, map(&[("host", "h"), ("traceparent", "00-1")]));
+    }
+
+    #[test]
+    fn a_chunked_message_loses_its_length() {
+        let mut headers = map(&[("transfer-encoding", "chunked"), ("content-length", "5")]);
+        strip_hop_by_hop(&mut headers);
+        assert!(headers.is_empty());
+    }
+
+    #[test]
+    fn cookies_of_http2_become_one_line() {
+        let mut headers = map(&[("cookie", "a=1"), ("cookie", "b=2"), ("cookie", "c=3")]);
+        join_cookies(&mut headers);
+        assert_eq!(headers, map(&[("cookie", "a=1; b=2; c=3")]));
+    }
+}

@@ -1,0 +1,336 @@
+//! What the proxy counts (O2). A request touches only atomics that were looked up before it came.
+//!
+//! Labels are a listener's name, a revision's name, a class of status and a [`Reason`]: nothing that a client chose.
+
+use std::{
+    cell::{OnceCell, RefCell},
+    collections::HashMap,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use http::StatusCode;
+use prometheus_client::{
+    encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet},
+    metrics::{MetricType, TypedMetric, counter::Counter, family::Family, gauge::Gauge},
+    registry::Registry,
+};
+
+use super::error::Reason;
+
+/// Labels of [`Metrics::requests`].
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+pub struct RequestLabels {
+    /// The listener.
+    pub listener: String,
+    /// The revision of the endpoint that served; empty where none did.
+    pub revision: String,
+    /// Class of the status: `1xx` to `5xx`.
+    pub code: &'static str,
+    /// Why no endpoint served; empty where one did.
+    pub reason: &'static str,
+}
+
+/// Labels of what is counted per listener.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+pub struct ListenerLabels {
+    /// The listener.
+    pub listener: String,
+}
+
+/// The proxy's metrics. Clones count into the same series.
+#[derive(Clone, Debug, Default)]
+pub struct Metrics {
+    /// Requests answered.
+    pub requests: Family<RequestLabels, Counter>,
+    /// Seconds from a request's head to its response's head.
+    pub latency: Family<ListenerLabels, Latency>,
+    /// Requests in flight, response bodies included.
+    pub in_flight: Family<ListenerLabels, Gauge>,
+    /// Client connections.
+    pub connections: Family<ListenerLabels, Gauge>,
+    /// Tries after the first.
+    pub retries: Family<ListenerLabels, Counter>,
+    /// Connections made to endpoints.
+    pub dials: Family<ListenerLabels, Counter>,
+    /// Dials that the kernel led to another endpoint of the same revision.
+    pub repicked: Family<ListenerLabels, Counter>,
+    /// Requests sent on a pooled connection.
+    pub reused: Family<ListenerLabels, Counter>,
+    /// Responses that broke off in their body.
+    pub broken: Family<ListenerLabels, Counter>,
+    /// Breakers that opened.
+    pub breaker_opens: Family<ListenerLabels, Counter>,
+}
+
+impl Metrics {
+    /// Registers them all under `proxy_`; the caller's registry gives the prefix before that.
+    #[must_use]
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        let registry = registry.sub_registry_with_prefix("proxy");
+        registry.register("requests", "Requests answered", metrics.requests.clone());
+        registry.register(
+            "time_to_response_seconds",
+            "From a request's head to its response's head",
+            metrics.latency.clone(),
+        );
+        registry.register("requests_in_flight", "Requests in flight", metrics.in_flight.clone());
+        registry.register("connections", "Client connections", metrics.connections.clone());
+        registry.register("retries", "Tries after the first", metrics.retries.clone());
+        registry.register("dials", "Connections made to endpoints", metrics.dials.clone());
+        registry.register(
+            "dials_repicked",
+            "Dials that the kernel led to another endpoint of the same revision",
+            metrics.repicked.clone(),
+        );
+        registry.register("reused", "Requests sent on a pooled connection", metrics.reused.clone());
+        registry.register(
+            "responses_broken",
+            "Responses that broke off in their body",
+            metrics.broken.clone(),
+        );
+        registry.register("breaker_opens", "Endpoint breakers that opened", metrics.breaker_opens.clone());
+        metrics
+    }
+
+    /// The handles of one listener on one worker.
+    pub(super) fn listener(&self, name: &str) -> ListenerMetrics {
+        let labels = ListenerLabels { listener: name.to_owned() };
+        ListenerMetrics {
+            refused: Reason::ALL.map(|reason| {
+                self.requests.get_or_create_owned(&RequestLabels {
+                    listener: name.to_owned(),
+                    revision: String::new(),
+                    code: class(reason.status()).1,
+                    reason: reason.word(),
+                })
+            }),
+            latency: self.latency.get_or_create_owned(&labels),
+            in_flight: self.in_flight.get_or_create_owned(&labels),
+            connections: self.connections.get_or_create_owned(&labels),
+            retries: self.retries.get_or_create_owned(&labels),
+            dials: self.dials.get_or_create_owned(&labels),
+            repicked: self.repicked.get_or_create_owned(&labels),
+            reused: self.reused.get_or_create_owned(&labels),
+            broken: self.broken.get_or_create_owned(&labels),
+            breaker_opens: self.breaker_opens.get_or_create_owned(&labels),
+            revisions: RefCell::default(),
+            name: name.to_owned(),
+            requests: self.requests.clone(),
+        }
+    }
+
+    /// Drops every series of a listener that is gone.
+    pub(super) fn forget_listener(&self, name: &str, revisions: impl IntoIterator<Item = Arc<str>>) {
+        let labels = ListenerLabels { listener: name.to_owned() };
+        for reason in Reason::ALL {
+            self.requests.remove(&RequestLabels {
+                listener: name.to_owned(),
+                revision: String::new(),
+                code: class(reason.status()).1,
+                reason: reason.word(),
+            });
+        }
+        for revision in revisions {
+            forget_revision(&self.requests, name, &revision);
+        }
+        self.latency.remove(&labels);
+        for gauge in [&self.in_flight, &self.connections] {
+            gauge.remove(&labels);
+        }
+        for counter in
+            [&self.retries, &self.dials, &self.repicked, &self.reused, &self.broken, &self.breaker_opens]
+        {
+            counter.remove(&labels);
+        }
+    }
+}
+
+/// One listener's handles, on one worker.
+pub(super) struct ListenerMetrics {
+    refused: [Counter; Reason::ALL.len()],
+    pub(super) latency: Latency,
+    pub(super) in_flight: Gauge,
+    pub(super) connections: Gauge,
+    pub(super) retries: Counter,
+    pub(super) dials: Counter,
+    pub(super) repicked: Counter,
+    pub(super) reused: Counter,
+    pub(super) broken: Counter,
+    pub(super) breaker_opens: Counter,
+    revisions: RefCell<HashMap<Arc<str>, Rc<RevisionMetrics>>>,
+    name: String,
+    requests: Family<RequestLabels, Counter>,
+}
+
+impl ListenerMetrics {
+    /// Counts a request that no endpoint answered.
+    pub(super) fn refused(&self, reason: Reason) {
+        if let Some(counter) = self.refused.get(reason as usize) {
+            counter.inc();
+        }
+    }
+
+    /// The handles of one revision.
+    pub(super) fn revision(&self, revision: &Arc<str>) -> Rc<RevisionMetrics> {
+        let mut revisions = self.revisions.borrow_mut();
+        Rc::clone(revisions.entry(Arc::clone(revision)).or_insert_with(|| {
+            Rc::new(RevisionMetrics {
+                listener: self.name.clone(),
+                revision: Arc::clone(revision),
+                requests: self.requests.clone(),
+                classes: Default::default(),
+            })
+        }))
+    }
+
+    /// Drops the series of a revision that is gone.
+    pub(super) fn forget(&self, revision: &Arc<str>) {
+        self.revisions.borrow_mut().remove(revision);
+        forget_revision(&self.requests, &self.name, revision);
+    }
+
+    /// The revisions that have series.
+    pub(super) fn known(&self) -> Vec<Arc<str>> {
+        self.revisions.borrow().keys().cloned().collect()
+    }
+}
+
+/// Drops the series of a revision.
+fn forget_revision(requests: &Family<RequestLabels, Counter>, listener: &str, revision: &str) {
+    for code in CLASSES {
+        requests.remove(&RequestLabels {
+            listener: listener.to_owned(),
+            revision: revision.to_owned(),
+            code,
+            reason: "",
+        });
+    }
+}
+
+/// One revision's handles on one listener and worker, made when first counted.
+pub(super) struct RevisionMetrics {
+    listener: String,
+    revision: Arc<str>,
+    requests: Family<RequestLabels, Counter>,
+    classes: [OnceCell<Counter>; CLASSES.len()],
+}
+
+impl RevisionMetrics {
+    /// Counts a response from an endpoint.
+    pub(super) fn served(&self, status: StatusCode) {
+        let (index, code) = class(status);
+        let Some(counter) = self.classes.get(index) else { return };
+        counter
+            .get_or_init(|| {
+                self.requests.get_or_create_owned(&RequestLabels {
+                    listener: self.listener.clone(),
+                    revision: self.revision.to_string(),
+                    code,
+                    reason: "",
+                })
+            })
+            .inc();
+    }
+}
+
+const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+
+/// A status's class, as an index and a word.
+const fn class(status: StatusCode) -> (usize, &'static str) {
+    match status.as_u16() {
+        ..200 => (0, "1xx"),
+        200..300 => (1, "2xx"),
+        300..400 => (2, "3xx"),
+        400..500 => (3, "4xx"),
+        500.. => (4, "5xx"),
+    }
+}
+
+/// Upper bounds of the histogram's buckets, microseconds; what is above goes into the last, unbounded one.
+const BOUNDS: [u64; 16] = [
+    100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000,
+    10_000_000, 60_000_000,
+];
+
+/// A histogram of times made of atomics alone: the crate's own takes a lock for each observation.
+#[derive(Clone, Debug, Default)]
+pub struct Latency(Arc<Buckets>);
+
+#[derive(Debug, Default)]
+struct Buckets {
+    counts: [AtomicU64; BOUNDS.len() + 1],
+    micros: AtomicU64,
+}
+
+impl Latency {
+    /// Counts one time in microseconds.
+    pub fn observe(&self, micros: u64) {
+        if let Some(count) = self.0.counts.get(BOUNDS.partition_point(|bound| *bound < micros)) {
+            count.fetch_add(1, Relaxed);
+        }
+        self.0.micros.fetch_add(micros, Relaxed);
+    }
+}
+
+impl TypedMetric for Latency {
+    const TYPE: MetricType = MetricType::Histogram;
+}
+
+impl EncodeMetric for Latency {
+    #[expect(clippy::cast_precision_loss, reason = "shown, not decided upon")]
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let seconds = |micros: u64| micros as f64 / 1e6;
+        let bounds = BOUNDS.iter().map(|bound| seconds(*bound)).chain(std::iter::once(f64::MAX));
+        let buckets: Vec<(f64, u64)> = bounds.zip(self.0.counts.iter().map(|n| n.load(Relaxed))).collect();
+        let count = buckets.iter().map(|(_, n)| n).sum();
+        encoder.encode_histogram::<NoLabelSet>(seconds(self.0.micros.load(Relaxed)), count, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        Self::TYPE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_counted_in_the_bucket_of_its_bound() {
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry);
+        let listener = metrics.listener("prefill");
+        listener.latency.observe(100);
+        listener.latency.observe(101);
+        listener.latency.observe(u64::from(u32::MAX));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        assert!(text.contains(r#"proxy_time_to_response_seconds_bucket{le="0.0001",listener="prefill"} 1"#), "{text}");
+        assert!(text.contains(r#"proxy_time_to_response_seconds_bucket{le="0.00025",listener="prefill"} 2"#), "{text}");
+        assert!(text.contains(r#"proxy_time_to_response_seconds_bucket{le="+Inf",listener="prefill"} 3"#), "{text}");
+    }
+
+    #[test]
+    fn series_of_a_revision_that_is_gone_go() {
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry);
+        let listener = metrics.listener("prefill");
+        let revision: Arc<str> = "5c9d7a1b".into();
+        listener.revision(&revision).served(StatusCode::OK);
+        let show = || {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            text
+        };
+        assert!(show().contains("5c9d7a1b"));
+        listener.forget(&revision);
+        assert!(!show().contains("5c9d7a1b"));
+        metrics.forget_listener("prefill", []);
+        assert!(!show().contains(r#"listener="prefill""#), "{}", show());
+    }
+}

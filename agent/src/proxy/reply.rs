@@ -1,0 +1,224 @@
+//! The response on its way to the client: streamed from an endpoint, or made here (H10, H11).
+//!
+//! The body holds what a request holds until its last byte: its place among the requests in flight, the endpoint's
+//! outstanding count, and the connection, which goes back to its pool at a clean end and is closed otherwise.
+
+use std::{
+    pin::Pin,
+    rc::Rc,
+    sync::atomic::Ordering::Relaxed,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{
+    HeaderValue, Response,
+    header::{ALLOW, CONTENT_TYPE, RETRY_AFTER},
+};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+
+use super::{
+    client::Client,
+    error::{ProxyError, Reason},
+    link::Link,
+    listener::Listener,
+    table::Target,
+};
+use crate::config::REASON_HEADER;
+
+/// What clients are told to wait before they ask again, seconds.
+const RETRY_AFTER_SECONDS: HeaderValue = HeaderValue::from_static("1");
+
+/// A request in flight: counted, and known to its client's connection.
+pub(super) struct InFlight {
+    pub(super) listener: Rc<Listener>,
+    client: Rc<Client>,
+}
+
+impl InFlight {
+    /// Counts a request.
+    pub(super) fn new(listener: Rc<Listener>, client: Rc<Client>) -> Self {
+        listener.worker.shared.requests.fetch_add(1, Relaxed);
+        listener.metrics.in_flight.inc();
+        client.began();
+        Self { listener, client }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.listener.worker.shared.requests.fetch_sub(1, Relaxed);
+        self.listener.metrics.in_flight.dec();
+        self.client.ended(self.listener.worker.ticker.now());
+    }
+}
+
+/// A request that an endpoint works on.
+pub(super) struct Lease {
+    pub(super) target: Rc<Target>,
+}
+
+impl Lease {
+    /// Counts it.
+    pub(super) fn new(target: Rc<Target>) -> Self {
+        target.endpoint.vitals.outstanding.fetch_add(1, Relaxed);
+        Self { target }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.target.endpoint.vitals.outstanding.fetch_sub(1, Relaxed);
+    }
+}
+
+/// A response body.
+pub(super) struct ReplyBody {
+    source: Source,
+    in_flight: InFlight,
+}
+
+enum Source {
+    /// Made here.
+    Own(Option<Bytes>),
+    /// From an endpoint.
+    Endpoint {
+        incoming: Incoming,
+        /// Until the response has come to its end.
+        link: Option<Box<Link>>,
+        lease: Lease,
+        /// The status was below 500.
+        good: bool,
+    },
+}
+
+impl ReplyBody {
+    /// Over an endpoint's response whose head has come.
+    pub(super) fn streamed(
+        incoming: Incoming,
+        link: Box<Link>,
+        lease: Lease,
+        good: bool,
+        in_flight: InFlight,
+    ) -> Self {
+        let mut body =
+            Self { source: Source::Endpoint { incoming, link: Some(link), lease, good }, in_flight };
+        // A short response came with its head, and its connection is free already.
+        body.release_idle();
+        body.settle_if_ended();
+        body
+    }
+
+    /// Gives the connection back if the response is through it.
+    fn release_idle(&mut self) {
+        let Source::Endpoint { link, lease, .. } = &mut self.source else { return };
+        if let Some(idle) = link.take_if(|link| link.is_idle()) {
+            let worker = &self.in_flight.listener.worker;
+            lease.target.put(idle, worker.ticker.now(), worker.pool_limits());
+        }
+    }
+
+    /// A body that has ended may never be polled again.
+    fn settle_if_ended(&mut self) {
+        if let Source::Endpoint { incoming, lease, good, .. } = &mut self.source
+            && incoming.is_end_stream()
+            && std::mem::take(good)
+        {
+            lease.target.endpoint.vitals.completed();
+        }
+    }
+}
+
+impl Body for ReplyBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let this = self.get_mut();
+        let (incoming, link) = match &mut this.source {
+            Source::Own(bytes) => return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Source::Endpoint { incoming, link, .. } => (incoming, link),
+        };
+        let mut polled = Pin::new(&mut *incoming).poll_frame(cx);
+        if polled.is_pending() && let Some(driven) = link {
+            if driven.poll(cx).is_ready() {
+                *link = None;
+            }
+            polled = Pin::new(&mut *incoming).poll_frame(cx);
+        }
+        match &polled {
+            Poll::Ready(Some(Err(_))) => {
+                this.broke();
+                return polled;
+            }
+            Poll::Ready(Some(Ok(_))) if !incoming.is_end_stream() => return polled,
+            Poll::Pending => return polled,
+            Poll::Ready(_) => {}
+        }
+        // The end: the connection reads the end too, and is free.
+        if let Some(driven) = link && !driven.is_idle() && driven.poll(cx).is_ready() {
+            *link = None;
+        }
+        this.release_idle();
+        if let Source::Endpoint { lease, good, .. } = &mut this.source
+            && std::mem::take(good)
+        {
+            lease.target.endpoint.vitals.completed();
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.source {
+            Source::Own(bytes) => bytes.is_none(),
+            Source::Endpoint { incoming, .. } => incoming.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.source {
+            Source::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |b| b.len() as u64)),
+            Source::Endpoint { incoming, .. } => incoming.size_hint(),
+        }
+    }
+}
+
+impl ReplyBody {
+    /// The endpoint broke off: so does the client's stream, and not with a clean end.
+    fn broke(&mut self) {
+        let Source::Endpoint { link, lease, good, .. } = &mut self.source else { return };
+        *link = None;
+        *good = false;
+        let listener = &self.in_flight.listener;
+        listener.metrics.broken.inc();
+        listener.failed(&lease.target);
+        self.in_flight.client.broke();
+    }
+}
+
+/// The response to a request that no endpoint answered: the error shape of the OpenAI API.
+pub(super) fn refusal(error: &ProxyError, in_flight: InFlight) -> Response<ReplyBody> {
+    let reason = error.reason();
+    let status = reason.status();
+    let kind = if status.is_client_error() { "invalid_request_error" } else { "server_error" };
+    let body = serde_json::json!({
+        "error": { "message": error.to_string(), "type": kind, "param": null, "code": reason.word() }
+    });
+    let source = Source::Own(Some(Bytes::from(body.to_string())));
+    let mut response = Response::new(ReplyBody { source, in_flight });
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(REASON_HEADER, HeaderValue::from_static(reason.word()));
+    if status == http::StatusCode::SERVICE_UNAVAILABLE {
+        headers.insert(RETRY_AFTER, RETRY_AFTER_SECONDS);
+    }
+    if reason == Reason::MethodNotAllowed {
+        headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"));
+    }
+    response
+}

@@ -1,0 +1,183 @@
+//! The request body on its way to an endpoint: bounded (H10), and kept for a second try while it is small (H6).
+//!
+//! A connection that lay idle may be closed by the endpoint at the very moment that it is used again. Such a request
+//! was not seen by anyone and goes to another endpoint, body included, so what was read of the body is kept (a clone
+//! of `Bytes` is a reference count) until it grows over [`KEPT`]. A longer body is known by its length to go on a
+//! fresh connection; one of unknown length that outgrows the bound cannot be tried again.
+
+use std::{
+    cell::{Cell, RefCell},
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+
+use super::clock::Ticker;
+
+/// How much of a body is kept for another try, bytes.
+pub(super) const KEPT: u64 = 64 * 1024;
+
+/// Where a body stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Progress {
+    /// More is to come.
+    Sending,
+    /// All was read.
+    Ended,
+    /// It is longer than allowed.
+    TooLarge,
+    /// The client broke it off.
+    Broken,
+}
+
+/// A request body, shared by the tries to send it.
+#[derive(Debug)]
+pub(super) struct Upload {
+    source: RefCell<Incoming>,
+    /// Its length, where the client declared one.
+    pub(super) length: Option<u64>,
+    limit: u64,
+    read: Cell<u64>,
+    progress: Cell<Progress>,
+    kept: RefCell<Vec<Bytes>>,
+    /// Keep what is read from now on.
+    pub(super) keep: Cell<bool>,
+    /// Something that was read was not kept.
+    lost: Cell<bool>,
+    /// When the client sent something last, or the end.
+    moved: Cell<u64>,
+    ticker: Ticker,
+}
+
+impl Upload {
+    /// Over what the client sends.
+    pub(super) fn new(source: Incoming, limit: u64, ticker: Ticker) -> Self {
+        Self {
+            length: source.size_hint().exact(),
+            source: RefCell::new(source),
+            limit,
+            read: Cell::new(0),
+            progress: Cell::new(Progress::Sending),
+            kept: RefCell::new(Vec::new()),
+            keep: Cell::new(false),
+            lost: Cell::new(false),
+            moved: Cell::new(ticker.now()),
+            ticker,
+        }
+    }
+
+    /// Where it stands.
+    pub(super) fn progress(&self) -> Progress {
+        self.progress.get()
+    }
+
+    /// How long the client has sent nothing, or since the end.
+    pub(super) fn still(&self) -> Duration {
+        Duration::from_millis(self.ticker.now().saturating_sub(self.moved.get()))
+    }
+
+    /// Whether it can be sent from its beginning.
+    pub(super) fn can_restart(&self) -> bool {
+        !self.lost.get()
+    }
+
+    fn poll_source(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
+        let mut source = self.source.borrow_mut();
+        let frame = match Pin::new(&mut *source).poll_frame(cx) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(None) => {
+                self.progress.set(Progress::Ended);
+                self.moved.set(self.ticker.now());
+                return Poll::Ready(None);
+            }
+            Poll::Ready(Some(Err(_))) => {
+                self.progress.set(Progress::Broken);
+                return Poll::Ready(Some(Err(UploadError)));
+            }
+            Poll::Ready(Some(Ok(frame))) => frame,
+        };
+        self.moved.set(self.ticker.now());
+        if let Some(data) = frame.data_ref() {
+            let read = self.read.get().saturating_add(data.len() as u64);
+            self.read.set(read);
+            if read > self.limit {
+                self.progress.set(Progress::TooLarge);
+                return Poll::Ready(Some(Err(UploadError)));
+            }
+            if self.keep.get() && read <= KEPT && !self.lost.get() {
+                self.kept.borrow_mut().push(data.clone());
+            } else {
+                self.lost.set(true);
+            }
+        } else {
+            self.lost.set(true);
+        }
+        if source.is_end_stream() {
+            self.progress.set(Progress::Ended);
+        }
+        Poll::Ready(Some(Ok(frame)))
+    }
+}
+
+/// The body broke off or grew too long; [`Upload::progress`] says which.
+#[derive(Debug, thiserror::Error)]
+#[error("the request body ended early")]
+pub(super) struct UploadError;
+
+/// One try to send a body.
+#[derive(Debug)]
+pub(super) enum RequestBody {
+    /// Nothing to send.
+    Empty,
+    /// From its beginning: first what was kept of it, then what the client still sends.
+    Upload {
+        /// The body.
+        upload: Rc<Upload>,
+        /// How many kept pieces were sent.
+        sent: usize,
+    },
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = UploadError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
+        let Self::Upload { upload, sent } = self.get_mut() else { return Poll::Ready(None) };
+        let piece = upload.kept.borrow().get(*sent).cloned();
+        if let Some(piece) = piece {
+            *sent += 1;
+            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        }
+        if upload.progress() == Progress::Ended {
+            return Poll::Ready(None);
+        }
+        let frame = upload.poll_source(cx);
+        *sent = upload.kept.borrow().len();
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Empty => true,
+            Self::Upload { upload, sent } => {
+                upload.progress() == Progress::Ended && *sent == upload.kept.borrow().len()
+            }
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Empty => SizeHint::with_exact(0),
+            Self::Upload { upload, .. } => upload.length.map_or_else(SizeHint::new, SizeHint::with_exact),
+        }
+    }
+}
