@@ -43,7 +43,8 @@ fn run() -> Result<(), String> {
             fs::copy(&built, &object).map(drop).map_err(|e| format!("copy {}: {e}", built.display()))
         }
         Err(missing) => {
-            let required = env::var(REQUIRE).is_ok_and(|list| list.split(',').any(|part| part.trim() == "bpf"));
+            let required =
+                env::var(REQUIRE).is_ok_and(|list| list.split(',').any(|part| part.trim() == "bpf"));
             if required {
                 return Err(format!("{REQUIRE} asks for bpf, but {missing}"));
             }
@@ -66,7 +67,9 @@ impl Compiler {
     /// Finds one, or says what is missing and how to get it.
     fn find() -> Result<Self, String> {
         if !on_path("bpf-linker") {
-            return Err("bpf-linker is not in PATH; `make setup` installs it (cargo install bpf-linker)".into());
+            return Err(
+                "bpf-linker is not in PATH; `make setup` installs it (cargo install bpf-linker)".into()
+            );
         }
         let toolchain = env::var_os(TOOLCHAIN).unwrap_or_else(|| "nightly".into());
         let nightly = sysroot(Command::new("rustup").arg("run").arg(&toolchain).arg("rustc"));
@@ -128,8 +131,11 @@ fn clean(program: &str) -> Command {
     for (name, _) in env::vars_os() {
         let Some(text) = name.to_str() else { continue };
         let of_the_call = text.starts_with("CARGO_") && !matches!(text, "CARGO_HOME" | "CARGO_MAKEFLAGS");
-        let of_the_compiler = text.starts_with("RUSTC") || matches!(text, "RUSTFLAGS" | "RUSTUP_TOOLCHAIN" | "CARGO");
-        if (of_the_call && !text.starts_with("CARGO_NET_") && !text.starts_with("CARGO_HTTP_")) || of_the_compiler {
+        let of_the_compiler =
+            text.starts_with("RUSTC") || matches!(text, "RUSTFLAGS" | "RUSTUP_TOOLCHAIN" | "CARGO");
+        if (of_the_call && !text.starts_with("CARGO_NET_") && !text.starts_with("CARGO_HTTP_"))
+            || of_the_compiler
+        {
             command.env_remove(name);
         }
     }
@@ -166,7 +172,8 @@ fn on_path(program: impl AsRef<OsStr>) -> bool {
 /// Runs this script again when tools are installed, and only then.
 fn watch_for_tools() {
     let home = env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
-    let under = |name: &str, default: &str| env::var_os(name).map_or_else(|| home.join(default), PathBuf::from);
+    let under =
+        |name: &str, default: &str| env::var_os(name).map_or_else(|| home.join(default), PathBuf::from);
     for path in [
         under("CARGO_HOME", ".cargo").join("bin"),
         under("RUSTUP_HOME", ".rustup").join("update-hashes"),

@@ -16,9 +16,8 @@ use crate::{
     address::Address,
     counter::Counter,
     layout::{
-        ANY_SLOT, FENCE_AUDIT, FENCE_OFF, MAX_ENDPOINTS, MAX_REVISIONS, MAX_ROLES, MEMBER_BY_PORT, MEMBER_ENDPOINT,
-        Member, PIN_REVISION, Pin, Range, SET_UNGATED, SOURCE_MEMBER, SetTable, Source, VIP_ANCHOR,
-        VIP_MEMBERS_ONLY, Vip,
+        ANY_SLOT, FENCE_AUDIT, FENCE_OFF, MEMBER_BY_PORT, MEMBER_ENDPOINT, Member, PIN_REVISION, Pin, Range,
+        SET_UNGATED, SOURCE_MEMBER, SetTable, Source, VIP_ANCHOR, VIP_MEMBERS_ONLY, Vip,
     },
     pick,
 };
@@ -155,7 +154,8 @@ fn steer<T: Tables>(tables: &T, vip: &Vip, to: &Address, family: Family) -> Resu
         }
         None => unpinned(tables, table, vip)?,
     };
-    let endpoint = pick(table, choice.range, to, family, tables.draw(Draw::Endpoint)).ok_or(Counter::DeniedNoEndpoint)?;
+    let endpoint = pick(table, choice.range, to, family, tables.draw(Draw::Endpoint))
+        .ok_or(Counter::DeniedNoEndpoint)?;
     Ok(Steer {
         endpoint,
         set: vip.set,
@@ -189,17 +189,17 @@ fn unpinned<'t, T: Tables>(tables: &T, table: &'t SetTable, vip: &Vip) -> Result
         return Err(Counter::DeniedForeign);
     }
     if table.flags & SET_UNGATED != 0 {
-        let range = &table.any[usize::from(vip.role) & (MAX_ROLES - 1)];
+        let range = at(&table.any, usize::from(vip.role));
         return Ok(Choice { range, slot: ANY_SLOT, epoch: 0, how: Counter::SteeredWeight, hidden: true });
     }
     if table.ranks == 0 {
         return Err(Counter::DeniedNoRevision);
     }
     let rank = pick::rank(&table.last, tables.draw(Draw::Revision));
-    let slot = u16::from(table.slot_of_rank[rank & (MAX_REVISIONS - 1)]);
-    let tenant = &table.slots[usize::from(slot) & (MAX_REVISIONS - 1)];
+    let slot = u16::from(*at(&table.slot_of_rank, rank));
+    let tenant = at(&table.slots, usize::from(slot));
     Ok(Choice {
-        range: &tenant.ranges[usize::from(vip.role) & (MAX_ROLES - 1)],
+        range: at(&tenant.ranges, usize::from(vip.role)),
         slot,
         epoch: tenant.epoch,
         how: Counter::SteeredWeight,
@@ -212,11 +212,11 @@ fn unpinned<'t, T: Tables>(tables: &T, table: &'t SetTable, vip: &Vip) -> Result
 /// Whether the revision is eligible is not asked: work in flight on a draining revision finishes there.
 #[inline(always)]
 fn own(table: &SetTable, slot: u16, epoch: u32, role: u16) -> Option<&Range> {
-    let tenant = &table.slots[usize::from(slot) & (MAX_REVISIONS - 1)];
+    let tenant = at(&table.slots, usize::from(slot));
     if epoch == 0 || tenant.epoch != epoch {
         return None;
     }
-    Some(&tenant.ranges[usize::from(role) & (MAX_ROLES - 1)])
+    Some(at(&tenant.ranges, usize::from(role)))
 }
 
 /// Whether the pinned endpoint is still an endpoint of that revision and role.
@@ -238,7 +238,7 @@ fn reaches(family: Family, endpoint: &Address) -> bool {
 
 /// One of the range, of the VIP's family where the socket leaves a choice and there is one.
 #[inline(always)]
-fn pick<'t>(table: &'t SetTable, range: &Range, to: &Address, family: Family, draw: u32) -> Option<Address> {
+fn pick(table: &SetTable, range: &Range, to: &Address, family: Family, draw: u32) -> Option<Address> {
     let (mut start, mut count) = (range.v4_start, range.v4_count);
     if family == Family::V6 && range.v6_count != 0 && (count == 0 || !to.is_v4()) {
         (start, count) = (range.v6_start, range.v6_count);
@@ -246,8 +246,18 @@ fn pick<'t>(table: &'t SetTable, range: &Range, to: &Address, family: Family, dr
     if count == 0 {
         return None;
     }
-    let at = u32::from(start) + pick::index(draw, u32::from(count));
-    Some(table.endpoints[at as usize & (MAX_ENDPOINTS - 1)])
+    let index = u32::from(start) + pick::index(draw, u32::from(count));
+    Some(*at(&table.endpoints, index as usize))
+}
+
+/// An element by an index that is masked, not checked: no panic path, and a bound that the verifier sees.
+///
+/// The tables hold only indices below the length, so the mask changes none of them.
+#[inline(always)]
+#[expect(clippy::indexing_slicing, reason = "the mask is below the length, which is a power of two")]
+fn at<T, const N: usize>(array: &[T; N], index: usize) -> &T {
+    const { assert!(N.is_power_of_two()) };
+    &array[index & (N - 1)]
 }
 
 /// A connect straight to an address that is no VIP.

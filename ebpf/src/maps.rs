@@ -11,8 +11,8 @@ use revgate_common::{
     counter::Counter,
     decide::Steer,
     layout::{
-        ConnectionKey, Connections, MAX_CONNECTION_ENTRIES, MAX_SETS, Member, PEER_HIDDEN, Peer, Pin, SetTable, Settings, Source,
-        TABLE_FLAGS, Vip,
+        ConnectionKey, Connections, MAX_CONNECTION_ENTRIES, MAX_SETS, Member, PEER_HIDDEN, Peer, Pin,
+        SetTable, Settings, Source, TABLE_FLAGS, Vip,
     },
 };
 
