@@ -26,11 +26,13 @@ pub enum Counter {
     AuditedFence = 9,
     /// A table that must exist was missing or malformed: denied, and worth an alert.
     DeniedBroken = 10,
+    /// Denied: the VIP serves only members of its set, or is an anchor of the agent, and the caller is neither.
+    DeniedForeign = 11,
 }
 
 impl Counter {
     /// Every counter, in index order.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::SteeredPin,
         Self::SteeredOwn,
         Self::SteeredWeight,
@@ -42,6 +44,7 @@ impl Counter {
         Self::DeniedFence,
         Self::AuditedFence,
         Self::DeniedBroken,
+        Self::DeniedForeign,
     ];
 
     /// The word that stands for this outcome in metrics, logs and status.
@@ -59,6 +62,7 @@ impl Counter {
             Self::DeniedFence => "denied_fence",
             Self::AuditedFence => "audited_fence",
             Self::DeniedBroken => "denied_broken",
+            Self::DeniedForeign => "denied_foreign",
         }
     }
 }

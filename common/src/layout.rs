@@ -29,8 +29,13 @@ pub const MAX_ROLES: usize = 16;
 pub const MAX_ENDPOINTS: usize = 16_384;
 /// Most endpoints with connection counts at a time.
 pub const MAX_CONNECTION_ENTRIES: usize = 65_536;
-/// Deepest cgroup level at which a Pod's cgroup is looked for.
-pub const MAX_CGROUP_LEVEL: u32 = 12;
+/// Most cgroup levels at which Pods' cgroups are looked for. The kubelet uses two or three: one for guaranteed Pods
+/// and one for the others, below whatever the node itself runs in.
+pub const SOURCE_LEVELS: usize = 4;
+
+/// The flags of every inner map: `BPF_F_RDONLY_PROG` (`include/uapi/linux/bpf.h`), the programs' half of
+/// immutability. The agent's half is `BPF_MAP_FREEZE`.
+pub const TABLE_FLAGS: u32 = 1 << 7;
 
 /// The names of the maps in the kernel object.
 pub mod map {
@@ -143,8 +148,13 @@ pub const fn anchor(set: u8, role: u8) -> Address {
 
 /// [`Member::flags`]: the address and port of an endpoint, not only a fenced address.
 pub const MEMBER_ENDPOINT: u16 = 1;
+/// [`Member::flags`]: only some ports of this address belong to members (hostNetwork Pods share their node's
+/// address), so look again with the port. Nothing else in such an entry means anything.
+pub const MEMBER_BY_PORT: u16 = 2;
 
 /// Whose address this is. Keyed by the whole address (port 0), and once more by each endpoint's port.
+///
+/// A connect asks for the whole address first, so that one lookup settles all but the addresses of nodes.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 pub struct Member {
@@ -156,7 +166,7 @@ pub struct Member {
     pub epoch: u32,
     /// The role, for endpoints; `u16::MAX` for a member whose role takes no traffic.
     pub role: u16,
-    /// [`MEMBER_ENDPOINT`] or 0.
+    /// [`MEMBER_ENDPOINT`], [`MEMBER_BY_PORT`] or 0.
     pub flags: u16,
 }
 
@@ -204,6 +214,9 @@ pub struct Pin {
 pub const PEER_HIDDEN: u16 = 1;
 /// [`Peer::flags`]: the connection was counted as opened.
 pub const PEER_COUNTED: u16 = 2;
+
+/// [`Peer::slot`] and [`ConnectionKey::slot`] of a connection that was steered with [`SET_UNGATED`], to any revision.
+pub const ANY_SLOT: u16 = u16::MAX;
 
 /// What a steered socket dialled and where it went.
 #[repr(C)]
@@ -253,11 +266,19 @@ pub struct Connections {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 pub struct Settings {
-    /// Bit `n` set: Pods' cgroups are found at level `n` below the cgroup root.
+    /// The levels below the cgroup root at which Pods' cgroups are: up to [`SOURCE_LEVELS`], one byte each, the
+    /// lowest byte first; 0 ends them.
     pub source_levels: u32,
-    /// The fence: 0 off, 1 audit, 2 enforce.
+    /// [`FENCE_OFF`], [`FENCE_AUDIT`] or [`FENCE_ENFORCE`].
     pub fence: u32,
 }
+
+/// [`Settings::fence`]: nothing is fenced.
+pub const FENCE_OFF: u32 = 0;
+/// [`Settings::fence`]: what would be denied is counted and allowed.
+pub const FENCE_AUDIT: u32 = 1;
+/// [`Settings::fence`]: connects across revisions are denied.
+pub const FENCE_ENFORCE: u32 = 2;
 
 const _: () = {
     assert!(size_of::<Address>() == 20);

@@ -43,25 +43,20 @@ pub fn last_draws(weights: &[u32]) -> Option<LastDraws> {
 )]
 pub fn rank(last: &LastDraws, draw: u32) -> usize {
     let mut base = 0;
-    if last[base + 31] < draw {
-        base += 32;
-    }
-    if last[base + 15] < draw {
-        base += 16;
-    }
-    if last[base + 7] < draw {
-        base += 8;
-    }
-    if last[base + 3] < draw {
-        base += 4;
-    }
-    if last[base + 1] < draw {
-        base += 2;
-    }
-    if last[base] < draw {
-        base += 1;
-    }
+    base += 32 * below(last[base + 31], draw);
+    base += 16 * below(last[base + 15], draw);
+    base += 8 * below(last[base + 7], draw);
+    base += 4 * below(last[base + 3], draw);
+    base += 2 * below(last[base + 1], draw);
+    base += below(last[base], draw);
     base
+}
+
+/// 1 where `last < draw`, else 0: the borrow of the subtraction. Without a branch, so the verifier follows one path
+/// through [`rank`] and not 64; `black_box` keeps the compiler from making a branch of it again.
+#[inline(always)]
+fn below(last: u32, draw: u32) -> usize {
+    (core::hint::black_box(u64::from(last).wrapping_sub(u64::from(draw))) >> 63) as usize
 }
 
 /// An index below `count`, uniform over the draws: one multiply, no division.

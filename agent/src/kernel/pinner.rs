@@ -1,30 +1,58 @@
 //! The hand that pins the agent's own sockets to a revision before they connect.
 
-use std::{io, net::SocketAddr, os::fd::BorrowedFd};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+};
 
 use revgate_common::layout::{self, Pin};
 
+use super::sys;
+
 /// Writes pins into socket storage. Cheap to clone; one per worker.
 #[derive(Clone, Debug, Default)]
-pub struct Pinner {}
+pub struct Pinner {
+    /// The `PINS` map; `None` without kernel programs.
+    pins: Option<Arc<OwnedFd>>,
+}
 
 impl Pinner {
+    pub(super) fn new(pins: OwnedFd) -> Self {
+        Self { pins: Some(Arc::new(pins)) }
+    }
+
     /// Without kernel programs (K12): pins nothing, and endpoints are dialled by their own address.
     #[must_use]
     pub fn user_space() -> Self {
-        Self {}
+        Self { pins: None }
     }
 
     /// Where a socket pinned to an endpoint of (set, role) connects to: the role's anchor, which the kernel
     /// programs turn into the pinned endpoint or another of its revision; `endpoint` itself without them.
+    ///
+    /// Always of the endpoint's family: for an IPv6 endpoint the anchor in its mapped form.
     #[must_use]
-    pub fn destination(&self, _set: u8, _role: u8, endpoint: SocketAddr) -> SocketAddr {
-        endpoint
+    pub fn destination(&self, set: u8, role: u8, endpoint: SocketAddr) -> SocketAddr {
+        if self.pins.is_none() {
+            return endpoint;
+        }
+        let anchor: SocketAddr = layout::anchor(set, role).into();
+        match (endpoint.is_ipv6(), anchor.ip()) {
+            (true, IpAddr::V4(ip)) => SocketAddr::new(ip.to_ipv6_mapped().into(), anchor.port()),
+            _ => anchor,
+        }
     }
 
     /// Pins a socket that has not connected yet. Does nothing without kernel programs.
-    pub fn pin(&self, _socket: BorrowedFd<'_>, _pin: &Pin) -> io::Result<()> {
-        let _ = layout::PIN_REVISION;
-        Ok(())
+    ///
+    /// The pin stays with the socket until it is closed, through every later connect.
+    pub fn pin(&self, socket: BorrowedFd<'_>, pin: &Pin) -> io::Result<()> {
+        match &self.pins {
+            // A socket storage map in user space is keyed by the socket's descriptor.
+            Some(pins) => sys::map_update(pins.as_fd(), &socket.as_raw_fd(), pin),
+            None => Ok(()),
+        }
     }
 }

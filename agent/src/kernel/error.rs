@@ -1,0 +1,111 @@
+//! What can go wrong between the agent and the kernel.
+
+use std::{io, path::PathBuf};
+
+use super::tables::TooLarge;
+
+/// What went wrong, where, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// The agent was built on a machine without the tools for the BPF target.
+    #[error(
+        "this agent was built without kernel programs; install the tools with `make setup` and build it again, or set \
+         kernel.mode: off"
+    )]
+    NotBuilt,
+    /// No cgroup2 root, or not the real one.
+    #[error(transparent)]
+    Cgroup(#[from] super::cgroup::CgroupError),
+    /// The directory for pins is not on a bpffs.
+    #[error("{path} is not on a BPF file system; mount one: mount -t bpf bpf {path}")]
+    NoBpffs {
+        /// The configured mount.
+        path: PathBuf,
+    },
+    /// Another agent runs.
+    #[error("another agent holds {path}; stop it first (two agents would publish over each other)")]
+    Locked {
+        /// The locked directory.
+        path: PathBuf,
+    },
+    /// A pin could not be made, opened or removed.
+    #[error("{action} {path}: {source}{}", permission(source))]
+    Pin {
+        /// What was done.
+        action: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The object did not load, or a program was refused.
+    #[error("load the kernel object: {}", causes(source.as_ref()))]
+    Load {
+        /// What the loader or the verifier said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A program could not be attached.
+    #[error("attach {program} to {cgroup}: {source}{}", permission(source))]
+    Attach {
+        /// The program.
+        program: &'static str,
+        /// The cgroup.
+        cgroup: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A table could not be written.
+    #[error("write {table}: {source}{}", permission(source))]
+    Write {
+        /// The map.
+        table: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A table could not be read.
+    #[error("read {table}: {source}")]
+    Read {
+        /// The map.
+        table: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The state does not fit into the tables.
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    /// The programs are attached, and a connect was not touched by them.
+    #[error(
+        "the kernel programs have no effect on this process: {found}; is it outside the cgroup {cgroup}, or does \
+         another program come first?"
+    )]
+    NoEffect {
+        /// What the probe saw.
+        found: String,
+        /// The cgroup.
+        cgroup: PathBuf,
+    },
+}
+
+/// What a permission error of bpf(2) means here.
+fn permission(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            " (the agent needs CAP_BPF and CAP_NET_ADMIN; see `revgate check`)"
+        }
+        _ => "",
+    }
+}
+
+/// An error and its causes in one line: the loader keeps the useful part below.
+fn causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        next = cause.source();
+    }
+    text
+}

@@ -1,0 +1,255 @@
+//! The pins in bpffs, which keep programs and tables alive without the agent.
+//!
+//! ```text
+//! <bpffs>/revgate/            locked by the agent that runs
+//!                 v1/maps/      the maps of the object, by name
+//!                    links/     what is attached
+//!                    programs/  what the links run
+//!                    tables/    the inner maps: vips, members, sources, set-0 ..
+//! ```
+//!
+//! The inner maps are pinned because opening one by its id, as the outer map gives it, takes `CAP_SYS_ADMIN`. A table
+//! is pinned before it is swapped in, so that what an agent finds after a crash is never older than what the
+//! kernel has.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use aya::maps::MapInfo;
+use revgate_common::layout::{PIN_DIRECTORY, map};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+
+use super::{KernelError, object, sys};
+
+/// `BPF_FS_MAGIC` of `linux/magic.h`.
+const BPFFS_MAGIC: i64 = 0xcafe_4a11;
+
+/// The directory of pins.
+#[derive(Clone, Debug)]
+pub(super) struct Pins {
+    root: PathBuf,
+}
+
+/// Held while an agent runs; the kernel lets it go when the process ends, however it ends.
+#[derive(Debug)]
+pub(super) struct Lock {
+    _directory: OwnedFd,
+}
+
+impl Pins {
+    /// The directory below a bpffs mount. Nothing is touched.
+    pub(super) fn below(bpffs: &Path) -> Self {
+        Self { root: bpffs.join(PIN_DIRECTORY) }
+    }
+
+    /// Makes the directories and takes the lock.
+    pub(super) fn open(bpffs: &Path) -> Result<(Self, Lock), KernelError> {
+        if !is_bpffs(bpffs) {
+            return Err(KernelError::NoBpffs { path: bpffs.to_path_buf() });
+        }
+        let pins = Self::below(bpffs);
+        for kind in ["maps", "links", "programs", "tables"] {
+            let path = pins.root.join(kind);
+            fs::create_dir_all(&path).map_err(|source| failed("make", &path, source))?;
+        }
+        // Above the version: agents of two layouts exclude each other too.
+        let locked = pins.root.parent().unwrap_or(&pins.root).to_path_buf();
+        let directory = rustix::fs::open(&locked, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|source| failed("open", &locked, source.into()))?;
+        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok((pins, Lock { _directory: directory })),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(KernelError::Locked { path: locked }),
+            Err(source) => Err(failed("lock", &locked, source.into())),
+        }
+    }
+
+    /// Where a map is pinned.
+    pub(super) fn map(&self, name: &str) -> PathBuf {
+        self.root.join("maps").join(name)
+    }
+
+    /// Where a link is pinned.
+    pub(super) fn link(&self, program: &str) -> PathBuf {
+        self.root.join("links").join(program)
+    }
+
+    /// Opens a map of the object.
+    pub(super) fn open_map(&self, name: &str) -> Result<OwnedFd, KernelError> {
+        let path = self.map(name);
+        sys::open(&path).map_err(|source| failed("open", &path, source))
+    }
+
+    /// Opens an inner map; `None` while there is none.
+    pub(super) fn open_table(&self, name: &str) -> Result<Option<OwnedFd>, KernelError> {
+        let path = self.root.join("tables").join(name);
+        match sys::open(&path) {
+            Ok(fd) => Ok(Some(fd)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(failed("open", &path, source)),
+        }
+    }
+
+    /// Pins an inner map in the place of the one before.
+    pub(super) fn keep_table(&self, name: &str, table: BorrowedFd<'_>) -> Result<(), KernelError> {
+        replace(table, &self.root.join("tables").join(name))
+    }
+
+    /// Pins a program in the place of the one before.
+    pub(super) fn keep_program(&self, name: &str, program: BorrowedFd<'_>) -> Result<(), KernelError> {
+        replace(program, &self.root.join("programs").join(name))
+    }
+
+    /// Pins a link; there must be none.
+    pub(super) fn keep_link(&self, program: &str, link: BorrowedFd<'_>) -> Result<(), KernelError> {
+        let path = self.link(program);
+        sys::pin(link, &path).map_err(|source| failed("pin", &path, source))
+    }
+
+    /// Forgets an inner map, if there is one.
+    pub(super) fn drop_table(&self, name: &str) -> Result<(), KernelError> {
+        remove(&self.root.join("tables").join(name))
+    }
+
+    /// Forgets a link, if there is one: the program is detached.
+    pub(super) fn drop_link(&self, program: &str) -> Result<(), KernelError> {
+        remove(&self.link(program))
+    }
+
+    /// The names of the inner maps.
+    pub(super) fn tables(&self) -> Result<Vec<String>, KernelError> {
+        names(&self.root.join("tables"))
+    }
+
+    /// The sets that have a table.
+    pub(super) fn sets(&self) -> Result<Vec<u32>, KernelError> {
+        let tables = self.tables()?;
+        Ok(tables.iter().filter_map(|name| name.strip_prefix("set-")?.parse().ok()).collect())
+    }
+
+    /// What is wrong with the pinned maps and tables: the first whose type, key, value, size or flags are not those
+    /// of this agent's layout. `None`: nothing, or nothing is pinned.
+    pub(super) fn unusable(&self) -> Result<Option<String>, KernelError> {
+        for name in map::ALL {
+            let path = self.map(name);
+            if let (true, Some(shape)) = (path.exists(), object::shape(name))
+                && let Some(wrong) = differs(&path, shape, true)?
+            {
+                return Ok(Some(wrong));
+            }
+        }
+        for name in self.tables()? {
+            let path = self.root.join("tables").join(&name);
+            match object::table_shape(&name) {
+                Some(shape) => {
+                    if let Some(wrong) = differs(&path, shape, false)? {
+                        return Ok(Some(wrong));
+                    }
+                }
+                // Left by an agent that was killed between two steps of `replace`.
+                None => remove(&path)?,
+            }
+        }
+        Ok(None)
+    }
+
+    /// Forgets all maps and tables. Programs that run keep theirs until they are replaced.
+    pub(super) fn drop_maps(&self) -> Result<(), KernelError> {
+        for kind in ["maps", "tables"] {
+            let directory = self.root.join(kind);
+            for name in names(&directory)? {
+                remove(&directory.join(name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes everything, links first: no program runs without its tables. Returns what was removed.
+    pub(super) fn remove(&self) -> Result<Vec<PathBuf>, KernelError> {
+        let mut removed = Vec::new();
+        for kind in ["links", "programs", "tables", "maps"] {
+            let directory = self.root.join(kind);
+            for name in names(&directory)? {
+                let path = directory.join(name);
+                remove(&path)?;
+                removed.push(path);
+            }
+            remove_directory(&directory)?;
+        }
+        remove_directory(&self.root)?;
+        if let Some(above) = self.root.parent() {
+            // Another version's pins may be there, and stay.
+            let _ = fs::remove_dir(above);
+        }
+        Ok(removed)
+    }
+}
+
+/// Whether a path is on a BPF file system.
+pub(super) fn is_bpffs(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|of| of.f_type == BPFFS_MAGIC)
+}
+
+fn failed(action: &'static str, path: &Path, source: io::Error) -> KernelError {
+    KernelError::Pin { action, path: path.to_path_buf(), source }
+}
+
+/// Pins under a second name and renames it: there is always one.
+fn replace(object: BorrowedFd<'_>, path: &Path) -> Result<(), KernelError> {
+    let next = {
+        let mut name = path.file_name().unwrap_or_default().to_os_string();
+        // bpffs allows no dots.
+        name.push("-next");
+        path.with_file_name(name)
+    };
+    remove(&next)?;
+    sys::pin(object.as_fd(), &next).map_err(|source| failed("pin", &next, source))?;
+    fs::rename(&next, path).map_err(|source| failed("replace", path, source))
+}
+
+fn remove(path: &Path) -> Result<(), KernelError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path, error)),
+        _ => Ok(()),
+    }
+}
+
+fn remove_directory(path: &Path) -> Result<(), KernelError> {
+    match fs::remove_dir(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path, error)),
+        _ => Ok(()),
+    }
+}
+
+fn names(directory: &Path) -> Result<Vec<String>, KernelError> {
+    let list = match fs::read_dir(directory) {
+        Ok(list) => list,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(failed("list", directory, source)),
+    };
+    let mut names = Vec::new();
+    for entry in list {
+        let entry = entry.map_err(|source| failed("list", directory, source))?;
+        names.extend(entry.file_name().into_string());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// How a pinned map differs from what it should be.
+fn differs(path: &Path, want: object::Shape, whole: bool) -> Result<Option<String>, KernelError> {
+    let read = |error: aya::maps::MapError| failed("look at", path, io::Error::other(error));
+    let info = MapInfo::from_pin(path).map_err(read)?;
+    let map_type = info.map_type().map_err(read)? as u32;
+    let size = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
+    let has = object::Shape {
+        map_type,
+        key: size(info.key_size()),
+        value: size(info.value_size()),
+        entries: if whole { size(info.max_entries()) } else { 0 },
+        flags: info.map_flags(),
+    };
+    Ok((has != want).then(|| format!("{} is {has:?}, not {want:?}", path.display())))
+}

@@ -1,0 +1,208 @@
+//! What the kernel knows, for metrics, status and a restarted agent: counters, connections, tenants, memory.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+use bytemuck::bytes_of_mut;
+use revgate_common::{
+    counter::Counter,
+    layout::{ConnectionKey, Connections, SetTable, map},
+};
+
+use super::{KernelError, pins::Pins, sys, tables::Tables, writer::set_name};
+
+/// Reads the kernel side. Cheap to clone; reading blocks nobody.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    shared: Arc<Shared>,
+}
+
+/// The tenants of a set's table, as the kernel has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SetTenants {
+    /// Index of the set.
+    pub index: u32,
+    /// XXH64 (seed 0) of its name.
+    pub set: u64,
+    /// The generation in which its table changed last.
+    pub generation: u64,
+    /// Its slots that are not free.
+    pub tenants: Vec<Tenant>,
+}
+
+/// A revision in its slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tenant {
+    /// The slot.
+    pub slot: u16,
+    /// XXH64 (seed 0) of the revision's name.
+    pub revision: u64,
+    /// The epoch.
+    pub epoch: u32,
+}
+
+impl Reader {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    /// The generation that was published last, whole; 0 before the first.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.shared.generation.load(Ordering::Acquire)
+    }
+
+    /// Local member Pods that the programs cannot tell from strangers, see
+    /// [`unseen_sources`](super::tables::Tables::unseen_sources).
+    #[must_use]
+    pub fn unseen_sources(&self) -> usize {
+        self.shared.unseen_sources.load(Ordering::Relaxed)
+    }
+
+    /// The cgroup that the programs are attached to.
+    #[must_use]
+    pub fn cgroup(&self) -> &std::path::Path {
+        &self.shared.cgroup
+    }
+
+    /// Every outcome's count since the maps were made, over all CPUs.
+    pub fn counters(&self) -> Result<Vec<(Counter, u64)>, KernelError> {
+        let mut counts = Vec::with_capacity(Counter::ALL.len());
+        for counter in Counter::ALL {
+            let mut of_cpus = vec![0_u64; self.shared.cpus];
+            sys::map_lookup(
+                self.shared.counters.as_fd(),
+                &(counter as u32),
+                bytemuck::cast_slice_mut(&mut of_cpus),
+            )
+            .map_err(read_failed(map::COUNTERS))?;
+            counts.push((counter, of_cpus.iter().sum()));
+        }
+        Ok(counts)
+    }
+
+    /// Opened and closed connections of every endpoint that ever had one, over all CPUs, until its revision is gone
+    /// and its last connection closed.
+    pub fn connections(&self) -> Result<Vec<(ConnectionKey, Connections)>, KernelError> {
+        self.shared.connections()
+    }
+
+    /// The tables of the sets, as the kernel has them.
+    pub fn tenants(&self) -> Result<Vec<SetTenants>, KernelError> {
+        let mut sets = Vec::new();
+        for index in self.shared.pins.sets()? {
+            let Some(table) = self.shared.set_table(index)? else { continue };
+            let tenants = (0..)
+                .zip(&table.slots)
+                .filter(|(_, slot)| slot.epoch != 0)
+                .map(|(at, slot)| Tenant { slot: at, revision: slot.revision, epoch: slot.epoch });
+            sets.push(SetTenants {
+                index,
+                set: table.set,
+                generation: table.generation,
+                tenants: tenants.collect(),
+            });
+        }
+        Ok(sets)
+    }
+
+    /// Bytes of kernel memory that all maps and tables hold, as the kernel accounts them.
+    pub fn memory(&self) -> Result<u64, KernelError> {
+        let pins = &self.shared.pins;
+        let mut bytes = 0;
+        for name in map::ALL {
+            bytes += memory_of(&pins.open_map(name)?).map_err(read_failed(name))?;
+        }
+        for name in pins.tables()? {
+            if let Some(table) = pins.open_table(&name)? {
+                bytes += memory_of(&table).map_err(read_failed("tables"))?;
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+/// What the writer and all readers hold together.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) pins: Pins,
+    pub(super) cgroup: PathBuf,
+    generation: AtomicU64,
+    unseen_sources: AtomicUsize,
+    counters: OwnedFd,
+    connections: OwnedFd,
+    /// Possible CPUs: the length of a per-CPU value.
+    cpus: usize,
+}
+
+impl Shared {
+    pub(super) fn open(pins: Pins, cgroup: PathBuf) -> Result<Self, KernelError> {
+        let cpus = aya::util::nr_cpus().map_err(|(_, source)| KernelError::Read { table: "CPUs", source })?;
+        let (counters, connections) = (pins.open_map(map::COUNTERS)?, pins.open_map(map::CONNECTIONS)?);
+        Ok(Self { pins, cgroup, generation: AtomicU64::new(0), unseen_sources: AtomicUsize::new(0), counters, connections, cpus })
+    }
+
+    pub(super) fn acknowledge(&self, generation: u64, unseen_sources: usize) {
+        self.unseen_sources.store(unseen_sources, Ordering::Relaxed);
+        self.generation.store(generation, Ordering::Release);
+    }
+
+    /// Removes the counts of endpoints whose revision has left and whose connections are all closed, so that the map
+    /// holds what is alive.
+    pub(super) fn forget_closed(&self, tables: &Tables) -> Result<(), KernelError> {
+        for (key, counts) in self.connections()? {
+            let set = tables.sets.get(usize::from(key.set));
+            let slot = set.and_then(|set| set.slots.get(usize::from(key.slot)));
+            let tenant = slot.is_some_and(|slot| slot.epoch == key.epoch);
+            if !tenant && counts.opened == counts.closed {
+                sys::map_delete(self.connections.as_fd(), &key)
+                    .map_err(|source| KernelError::Write { table: map::CONNECTIONS, source })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn connections(&self) -> Result<Vec<(ConnectionKey, Connections)>, KernelError> {
+        let failed = read_failed(map::CONNECTIONS);
+        let mut all = Vec::new();
+        let mut of_cpus = vec![Connections::default(); self.cpus];
+        let mut key = sys::map_next_key::<ConnectionKey>(self.connections.as_fd(), None).map_err(&failed)?;
+        while let Some(at) = key {
+            let value = bytemuck::cast_slice_mut(&mut of_cpus);
+            if sys::map_lookup(self.connections.as_fd(), &at, value).map_err(&failed)? {
+                let sum = of_cpus.iter().fold(Connections::default(), |sum, of_cpu| Connections {
+                    opened: sum.opened + of_cpu.opened,
+                    closed: sum.closed + of_cpu.closed,
+                });
+                all.push((at, sum));
+            }
+            key = sys::map_next_key(self.connections.as_fd(), Some(&at)).map_err(&failed)?;
+        }
+        Ok(all)
+    }
+
+    fn set_table(&self, index: u32) -> Result<Option<Box<SetTable>>, KernelError> {
+        let Some(map) = self.pins.open_table(&set_name(index))? else { return Ok(None) };
+        let mut table: Box<SetTable> = bytemuck::zeroed_box();
+        let found = sys::map_lookup(map.as_fd(), &0_u32, bytes_of_mut(&mut *table));
+        Ok(found.map_err(read_failed(map::SETS))?.then_some(table))
+    }
+}
+
+fn read_failed(table: &'static str) -> impl Fn(io::Error) -> KernelError {
+    move |source| KernelError::Read { table, source }
+}
+
+/// The `memlock` line of a map's fdinfo.
+fn memory_of(map: &OwnedFd) -> io::Result<u64> {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_raw_fd()))?;
+    let line = info.lines().find_map(|line| line.strip_prefix("memlock:"));
+    line.and_then(|bytes| bytes.trim().parse().ok()).ok_or_else(|| io::Error::other("no memlock in fdinfo"))
+}

@@ -1,0 +1,255 @@
+//! From a snapshot to the kernel's tables. Pure.
+
+use std::collections::HashMap;
+
+use revgate_common::{
+    address::Address,
+    layout::{
+        self, FENCE_AUDIT, FENCE_ENFORCE, FENCE_OFF, MAX_ENDPOINTS, MAX_REVISIONS, MAX_ROLES, MAX_SETS,
+        MEMBER_BY_PORT, MEMBER_ENDPOINT, Member, Range, SET_UNGATED, SOURCE_LEVELS, SOURCE_MEMBER, SetTable,
+        Settings, Slot, Source, VIP_ANCHOR, VIP_MEMBERS_ONLY, Vip,
+    },
+    pick::LastDraws,
+};
+use xxhash_rust::xxh64::xxh64;
+
+use crate::{
+    cluster::Pod,
+    config::{FenceMode, GatingMode},
+    snapshot::{RevisionView, SetView, Snapshot, SourceView},
+};
+
+/// What all inner maps hold.
+pub struct Tables {
+    /// The tables of the sets, by index.
+    pub sets: Vec<Box<SetTable>>,
+    /// VIPs and anchors.
+    pub vips: HashMap<Address, Vip>,
+    /// Addresses of members.
+    pub members: HashMap<Address, Member>,
+    /// Cgroups of local member Pods.
+    pub sources: HashMap<u64, Source>,
+    /// The settings.
+    pub settings: Settings,
+    /// Local member Pods that cannot be told by their cgroup, because cgroups lie at more than [`SOURCE_LEVELS`]
+    /// different depths. They are treated as unknown processes.
+    pub unseen_sources: usize,
+}
+
+/// What does not fit into the kernel's tables.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum TooLarge {
+    /// Too many sets.
+    #[error("{0} sets, but the kernel tables hold {MAX_SETS}; split the configuration over several agents")]
+    Sets(usize),
+    /// Too many roles.
+    #[error("set {set} has {count} roles that take traffic, but the kernel tables hold {MAX_ROLES}")]
+    Roles {
+        /// The set.
+        set: String,
+        /// How many.
+        count: usize,
+    },
+    /// Too many endpoints.
+    #[error(
+        "set {set} has {count} endpoints, but the kernel tables hold {MAX_ENDPOINTS}; split the set's scope"
+    )]
+    Endpoints {
+        /// The set.
+        set: String,
+        /// How many.
+        count: usize,
+    },
+    /// A slot beyond the last.
+    #[error("set {set}: revision {revision} has slot {slot}, but there are {MAX_REVISIONS}")]
+    Slot {
+        /// The set.
+        set: String,
+        /// The revision.
+        revision: String,
+        /// Its slot.
+        slot: u16,
+    },
+}
+
+impl Tables {
+    /// The tables of a snapshot.
+    pub fn of(snapshot: &Snapshot, fence: FenceMode) -> Result<Self, TooLarge> {
+        if snapshot.sets.len() > MAX_SETS {
+            return Err(TooLarge::Sets(snapshot.sets.len()));
+        }
+        let mut tables = Self {
+            sets: Vec::with_capacity(snapshot.sets.len()),
+            vips: HashMap::new(),
+            members: HashMap::new(),
+            sources: HashMap::new(),
+            settings: Settings { source_levels: 0, fence: fence_word(fence) },
+            unseen_sources: 0,
+        };
+        for (index, set) in (0_u8..).zip(&snapshot.sets) {
+            tables.sets.push(set_table(set, snapshot.generation)?);
+            tables.add_anchors(index, set);
+            for revision in &set.revisions {
+                tables.add_members(u16::from(index), revision);
+            }
+        }
+        for vip in &snapshot.vips {
+            let flags = if vip.members_only { VIP_MEMBERS_ONLY } else { 0 };
+            if let (Ok(set), Ok(role)) = (u16::try_from(vip.set), u16::try_from(vip.role)) {
+                tables.vips.insert(vip.address.into(), Vip { set, role, flags });
+            }
+        }
+        tables.add_sources(&snapshot.sources);
+        Ok(tables)
+    }
+
+    fn add_anchors(&mut self, index: u8, set: &SetView) {
+        for (role, _) in (0_u8..).zip(set.roles.iter()) {
+            let vip = Vip { set: u16::from(index), role: u16::from(role), flags: VIP_ANCHOR };
+            self.vips.insert(layout::anchor(index, role), vip);
+        }
+    }
+
+    /// Every address of a revision. An address in two sets stays with the first.
+    fn add_members(&mut self, set: u16, revision: &RevisionView) {
+        let member = |role, flags| Member { set, slot: revision.slot, epoch: revision.epoch, role, flags };
+        for (role, endpoints) in (0_u16..).zip(&revision.endpoints) {
+            for endpoint in endpoints {
+                let key = endpoint.address.into();
+                self.members.entry(key).or_insert_with(|| member(role, MEMBER_ENDPOINT));
+                self.add_whole(&endpoint.pod, Address::any_port(&key), member(u16::MAX, 0));
+            }
+        }
+        for pod in &revision.members {
+            for ip in &pod.ips {
+                self.add_whole(pod, std::net::SocketAddr::new(*ip, 0).into(), member(u16::MAX, 0));
+                if pod.host_network {
+                    for port in &pod.ports {
+                        let key = std::net::SocketAddr::new(*ip, port.number).into();
+                        self.members.entry(key).or_insert_with(|| member(u16::MAX, 0));
+                    }
+                }
+            }
+        }
+    }
+
+    /// A Pod's whole address; for a Pod on its node's network only a note that ports of it are members'.
+    fn add_whole(&mut self, pod: &Pod, key: Address, member: Member) {
+        let shared = Member { set: 0, slot: 0, epoch: 0, role: u16::MAX, flags: MEMBER_BY_PORT };
+        self.members.entry(key).or_insert(if pod.host_network { shared } else { member });
+    }
+
+    /// Local Pods, and the levels at which they are: those with the most Pods, when there are too many.
+    fn add_sources(&mut self, sources: &[SourceView]) {
+        let mut levels: HashMap<u8, usize> = HashMap::new();
+        for source in sources {
+            if let Ok(level @ 1..) = u8::try_from(source.cgroup.level) {
+                *levels.entry(level).or_default() += 1;
+            }
+        }
+        let mut levels: Vec<(u8, usize)> = levels.into_iter().collect();
+        levels.sort_unstable_by_key(|(level, pods)| (std::cmp::Reverse(*pods), *level));
+        let mut seen: Vec<u8> = levels.into_iter().take(SOURCE_LEVELS).map(|(level, _)| level).collect();
+        seen.sort_unstable();
+        self.settings.source_levels = seen.iter().rev().fold(0, |word, level| word << 8 | u32::from(*level));
+        for source in sources {
+            let level = u8::try_from(source.cgroup.level).unwrap_or(0);
+            match u16::try_from(source.set) {
+                Ok(set) if seen.contains(&level) => {
+                    let who = Source { set, slot: source.slot, epoch: source.epoch, kind: SOURCE_MEMBER };
+                    self.sources.insert(source.cgroup.id, who);
+                }
+                _ => self.unseen_sources += 1,
+            }
+        }
+    }
+}
+
+const fn fence_word(fence: FenceMode) -> u32 {
+    match fence {
+        FenceMode::Off => FENCE_OFF,
+        FenceMode::Audit => FENCE_AUDIT,
+        FenceMode::Enforce => FENCE_ENFORCE,
+    }
+}
+
+/// The table of one set.
+fn set_table(set: &SetView, generation: u64) -> Result<Box<SetTable>, TooLarge> {
+    let name = || set.name.to_string();
+    if set.roles.len() > MAX_ROLES {
+        return Err(TooLarge::Roles { set: name(), count: set.roles.len() });
+    }
+    let count = set.revisions.iter().flat_map(|r| &r.endpoints).map(Vec::len).sum();
+    if count > MAX_ENDPOINTS {
+        return Err(TooLarge::Endpoints { set: name(), count });
+    }
+    let mut table: Box<SetTable> = bytemuck::zeroed_box();
+    table.generation = generation;
+    table.set = xxh64(set.name.as_bytes(), 0);
+    table.flags = if set.mode == GatingMode::Disabled { SET_UNGATED } else { 0 };
+    for revision in &set.revisions {
+        let too_far =
+            || TooLarge::Slot { set: name(), revision: revision.name.to_string(), slot: revision.slot };
+        let slot = table.slots.get_mut(usize::from(revision.slot)).ok_or_else(too_far)?;
+        slot.revision = xxh64(revision.name.as_bytes(), 0);
+        slot.epoch = revision.epoch;
+    }
+    lay_out(&mut table, set);
+    rank(&mut table, set);
+    Ok(table)
+}
+
+/// Puts the endpoints in, sorted by (role, family, revision), and the ranges that point to them.
+///
+/// Their number fits: it was checked, so every index does too.
+fn lay_out(table: &mut SetTable, set: &SetView) {
+    let SetTable { endpoints, any, slots, .. } = table;
+    let mut free = (0_u16..).zip(endpoints.iter_mut());
+    let mut end = 0_u16;
+    for role in 0..set.roles.len() {
+        for v4 in [true, false] {
+            let all = end;
+            for revision in &set.revisions {
+                let start = end;
+                let of_role = revision.endpoints.get(role).into_iter().flatten();
+                for address in of_role.map(|e| Address::from(e.address)).filter(|a| a.is_v4() == v4) {
+                    if let Some((at, place)) = free.next() {
+                        *place = address;
+                        end = at + 1;
+                    }
+                }
+                let slot = slots.get_mut(usize::from(revision.slot));
+                if let Some(range) = slot.and_then(|slot: &mut Slot| slot.ranges.get_mut(role)) {
+                    set_range(range, v4, start, end);
+                }
+            }
+            if let Some(range) = any.get_mut(role) {
+                set_range(range, v4, all, end);
+            }
+        }
+    }
+}
+
+fn set_range(range: &mut Range, v4: bool, start: u16, end: u16) {
+    if v4 {
+        (range.v4_start, range.v4_count) = (start, end - start);
+    } else {
+        (range.v6_start, range.v6_count) = (start, end - start);
+    }
+}
+
+/// Puts the weighted choice in.
+fn rank(table: &mut SetTable, set: &SetView) {
+    table.last = [u32::MAX; MAX_REVISIONS];
+    let Some(last): Option<&LastDraws> = set.distribution.last.as_deref() else { return };
+    table.last = *last;
+    let revisions = set.distribution.ranked.iter().filter_map(|at| set.revisions.get(*at));
+    for (place, revision) in table.slot_of_rank.iter_mut().zip(revisions) {
+        // Below 64: its slot was found in the table.
+        *place = u8::try_from(revision.slot).unwrap_or(u8::MAX);
+        table.ranks += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests;

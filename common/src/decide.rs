@@ -1,0 +1,296 @@
+//! The decision: from one connect to its fate, the whole table of who may reach what.
+//!
+//! | caller | a VIP | a member's address | anything else |
+//! |---|---|---|---|
+//! | agent socket, pinned | its endpoint, else another of its revision and role, else deny | its revision only | pass |
+//! | agent socket, not pinned | deny | pass | pass |
+//! | member Pod of the set | its own revision, else deny | its own revision only | pass |
+//! | member Pod of another set | by weight | pass | pass |
+//! | any other process | by weight, or deny (members only) | pass | pass |
+//!
+//! Pure: the tables, who is asking and the draws come through [`Tables`], so the connect hooks, their twin for
+//! `BPF_PROG_TEST_RUN` and the tests' shadow in user space run the same code. The verifier walks every path, so
+//! the paths meet again early: first a revision's range is chosen, then one piece of code picks from it.
+
+use crate::{
+    address::Address,
+    counter::Counter,
+    layout::{
+        ANY_SLOT, FENCE_AUDIT, FENCE_OFF, MEMBER_BY_PORT, MEMBER_ENDPOINT, Member, PIN_REVISION, Pin, Range,
+        SET_UNGATED, SOURCE_MEMBER, SetTable, Source, VIP_ANCHOR, VIP_MEMBERS_ONLY, Vip,
+    },
+    pick,
+};
+
+/// What a decision may ask: the tables, and who is calling.
+pub trait Tables {
+    /// What this VIP stands for, if it is one.
+    fn vip(&self, at: &Address) -> Option<&Vip>;
+    /// The table of a set.
+    fn set(&self, set: u16) -> Option<&SetTable>;
+    /// Whose address this is, if it is a member's. Asked with the very key, port included.
+    fn member(&self, at: &Address) -> Option<&Member>;
+    /// The pin of the calling socket.
+    fn pin(&self) -> Option<&Pin>;
+    /// Who the calling process is, if it is known.
+    fn source(&self) -> Option<&Source>;
+    /// The fence: one of the `FENCE_` values of the layout.
+    fn fence(&self) -> u32;
+    /// A uniform draw, independent of the others.
+    fn draw(&self, of: Draw) -> u32;
+}
+
+/// What is drawn; a decision draws each at most once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Draw {
+    /// A revision, by weight.
+    Revision,
+    /// An endpoint of the revision.
+    Endpoint,
+}
+
+/// The family of the calling socket, which bounds what it can reach.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Family {
+    /// `AF_INET`: IPv4 endpoints only.
+    V4,
+    /// `AF_INET6`: both, IPv4 in its mapped form.
+    V6,
+}
+
+/// What becomes of a connect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// Goes on unchanged.
+    Pass,
+    /// Goes on unchanged; the fence would have denied it.
+    Audit,
+    /// Goes to another address.
+    Steer(Steer),
+    /// Fails.
+    Deny(Counter),
+}
+
+/// Where a connect is steered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Steer {
+    /// The endpoint.
+    pub endpoint: Address,
+    /// Index into `SETS`.
+    pub set: u16,
+    /// The revision's slot, or [`ANY_SLOT`].
+    pub slot: u16,
+    /// The revision's epoch; 0 with [`ANY_SLOT`].
+    pub epoch: u32,
+    /// How the endpoint was found.
+    pub how: Counter,
+    /// The caller is no agent: `getpeername` shows it the VIP.
+    pub hidden: bool,
+}
+
+/// `ECONNREFUSED` of `asm-generic/errno.h`.
+const ECONNREFUSED: i32 = 111;
+/// `EHOSTUNREACH` of `asm-generic/errno.h`.
+const EHOSTUNREACH: i32 = 113;
+
+/// What `connect` fails with: refused by the fence or a stale pin, unreachable where there is nothing to steer to.
+#[inline(always)]
+#[must_use]
+pub const fn errno(denied: Counter) -> i32 {
+    match denied {
+        Counter::DeniedFence | Counter::DeniedStalePin => ECONNREFUSED,
+        _ => EHOSTUNREACH,
+    }
+}
+
+/// Decides on a connect to `to`.
+#[inline(always)]
+pub fn decide<T: Tables>(tables: &T, to: &Address, family: Family) -> Verdict {
+    match tables.vip(to) {
+        Some(vip) => match steer(tables, vip, to, family) {
+            Ok(steer) => Verdict::Steer(steer),
+            Err(denied) => Verdict::Deny(denied),
+        },
+        None => fence(tables, to),
+    }
+}
+
+/// The endpoints to pick from, and on whose behalf.
+struct Choice<'t> {
+    range: &'t Range,
+    slot: u16,
+    epoch: u32,
+    how: Counter,
+    hidden: bool,
+}
+
+#[inline(always)]
+fn steer<T: Tables>(tables: &T, vip: &Vip, to: &Address, family: Family) -> Result<Steer, Counter> {
+    let table = tables.set(vip.set).ok_or(Counter::DeniedBroken)?;
+    let choice = match tables.pin() {
+        Some(pin) => {
+            if pin.kind != PIN_REVISION {
+                return Err(Counter::DeniedUnpinnedAgent);
+            }
+            if pin.set != vip.set {
+                return Err(Counter::DeniedStalePin);
+            }
+            let range = own(table, pin.slot, pin.epoch, vip.role).ok_or(Counter::DeniedStalePin)?;
+            let mut how = Counter::SteeredPin;
+            if pin.endpoint.port != 0 {
+                if still_good(tables, pin, vip.role) && reaches(family, &pin.endpoint) {
+                    return Ok(Steer {
+                        endpoint: pin.endpoint,
+                        set: vip.set,
+                        slot: pin.slot,
+                        epoch: pin.epoch,
+                        how,
+                        hidden: false,
+                    });
+                }
+                how = Counter::Repicked;
+            }
+            Choice { range, slot: pin.slot, epoch: pin.epoch, how, hidden: false }
+        }
+        None => unpinned(tables, table, vip)?,
+    };
+    let endpoint = pick(table, choice.range, to, family, tables.draw(Draw::Endpoint))
+        .ok_or(Counter::DeniedNoEndpoint)?;
+    Ok(Steer {
+        endpoint,
+        set: vip.set,
+        slot: choice.slot,
+        epoch: choice.epoch,
+        how: choice.how,
+        hidden: choice.hidden,
+    })
+}
+
+/// For a caller without a pin: its own revision where it is a member of the set, else by weight.
+#[inline(always)]
+fn unpinned<'t, T: Tables>(tables: &T, table: &'t SetTable, vip: &Vip) -> Result<Choice<'t>, Counter> {
+    if vip.flags & VIP_ANCHOR != 0 {
+        return Err(Counter::DeniedForeign);
+    }
+    if let Some(source) = tables.source()
+        && source.kind == SOURCE_MEMBER
+        && source.set == vip.set
+    {
+        let range = own(table, source.slot, source.epoch, vip.role).ok_or(Counter::DeniedNoRevision)?;
+        return Ok(Choice {
+            range,
+            slot: source.slot,
+            epoch: source.epoch,
+            how: Counter::SteeredOwn,
+            hidden: true,
+        });
+    }
+    if vip.flags & VIP_MEMBERS_ONLY != 0 {
+        return Err(Counter::DeniedForeign);
+    }
+    if table.flags & SET_UNGATED != 0 {
+        let range = at(&table.any, usize::from(vip.role));
+        return Ok(Choice { range, slot: ANY_SLOT, epoch: 0, how: Counter::SteeredWeight, hidden: true });
+    }
+    if table.ranks == 0 {
+        return Err(Counter::DeniedNoRevision);
+    }
+    let rank = pick::rank(&table.last, tables.draw(Draw::Revision));
+    let slot = u16::from(*at(&table.slot_of_rank, rank));
+    let tenant = at(&table.slots, usize::from(slot));
+    Ok(Choice {
+        range: at(&tenant.ranges, usize::from(vip.role)),
+        slot,
+        epoch: tenant.epoch,
+        how: Counter::SteeredWeight,
+        hidden: true,
+    })
+}
+
+/// The endpoints of a tenant in a role; `None` when the slot is free or has a newer tenant.
+///
+/// Whether the revision is eligible is not asked: work in flight on a draining revision finishes there.
+#[inline(always)]
+fn own(table: &SetTable, slot: u16, epoch: u32, role: u16) -> Option<&Range> {
+    let tenant = at(&table.slots, usize::from(slot));
+    if epoch == 0 || tenant.epoch != epoch {
+        return None;
+    }
+    Some(at(&tenant.ranges, usize::from(role)))
+}
+
+/// Whether the pinned endpoint is still an endpoint of that revision and role.
+#[inline(always)]
+fn still_good<T: Tables>(tables: &T, pin: &Pin, role: u16) -> bool {
+    tables.member(&pin.endpoint).is_some_and(|member| {
+        member.flags & MEMBER_ENDPOINT != 0
+            && member.set == pin.set
+            && member.slot == pin.slot
+            && member.epoch == pin.epoch
+            && member.role == role
+    })
+}
+
+#[inline(always)]
+fn reaches(family: Family, endpoint: &Address) -> bool {
+    family == Family::V6 || endpoint.is_v4()
+}
+
+/// One of the range, of the VIP's family where the socket leaves a choice and there is one.
+#[inline(always)]
+fn pick(table: &SetTable, range: &Range, to: &Address, family: Family, draw: u32) -> Option<Address> {
+    let (mut start, mut count) = (range.v4_start, range.v4_count);
+    if family == Family::V6 && range.v6_count != 0 && (count == 0 || !to.is_v4()) {
+        (start, count) = (range.v6_start, range.v6_count);
+    }
+    if count == 0 {
+        return None;
+    }
+    let index = u32::from(start) + pick::index(draw, u32::from(count));
+    Some(*at(&table.endpoints, index as usize))
+}
+
+/// An element by an index that is masked, not checked: no panic path, and a bound that the verifier sees.
+///
+/// The tables hold only indices below the length, so the mask changes none of them.
+#[inline(always)]
+#[expect(clippy::indexing_slicing, reason = "the mask is below the length, which is a power of two")]
+fn at<T, const N: usize>(array: &[T; N], index: usize) -> &T {
+    const { assert!(N.is_power_of_two()) };
+    &array[index & (N - 1)]
+}
+
+/// A connect straight to an address that is no VIP.
+#[inline(always)]
+fn fence<T: Tables>(tables: &T, to: &Address) -> Verdict {
+    let member = match tables.member(&to.any_port()) {
+        Some(member) if member.flags & MEMBER_BY_PORT != 0 => tables.member(to),
+        whole => whole,
+    };
+    let Some(member) = member else { return Verdict::Pass };
+    let fence = tables.fence();
+    if fence == FENCE_OFF || may_reach(tables, member) {
+        Verdict::Pass
+    } else if fence == FENCE_AUDIT {
+        Verdict::Audit
+    } else {
+        Verdict::Deny(Counter::DeniedFence)
+    }
+}
+
+#[inline(always)]
+fn may_reach<T: Tables>(tables: &T, member: &Member) -> bool {
+    if let Some(pin) = tables.pin() {
+        return pin.kind != PIN_REVISION
+            || (pin.set == member.set && pin.slot == member.slot && pin.epoch == member.epoch);
+    }
+    match tables.source() {
+        Some(source) if source.kind == SOURCE_MEMBER && source.set == member.set => {
+            source.slot == member.slot && source.epoch == member.epoch
+        }
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests;

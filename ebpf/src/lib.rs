@@ -1,2 +1,0 @@
-//! placeholder
-#![no_std]
