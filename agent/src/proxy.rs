@@ -136,8 +136,13 @@ impl Proxy {
                     .map_err(|source| StartError::Worker { worker, source })
             })
             .collect::<Result<_, _>>()?;
-        let mut proxy =
-            Self { workers, open: Vec::new(), shared, next: 0, max_connections: bounded(http.max_connections) };
+        let mut proxy = Self {
+            workers,
+            open: Vec::new(),
+            shared,
+            next: 0,
+            max_connections: bounded(http.max_connections),
+        };
         proxy.open(Plan::all(config))?;
         Ok(proxy)
     }
@@ -171,9 +176,10 @@ impl Proxy {
             if !self.open.iter().any(|open| open.plan.config.name == live.plan.config.name) {
                 let snapshot = self.shared.published.load();
                 let revisions = snapshot.sets.iter().flat_map(|set| &set.revisions);
-                self.shared
-                    .metrics
-                    .forget_listener(&live.plan.config.name, revisions.map(|revision| Arc::clone(&revision.name)));
+                self.shared.metrics.forget_listener(
+                    &live.plan.config.name,
+                    revisions.map(|revision| Arc::clone(&revision.name)),
+                );
             }
         }
         let http = Arc::new(config.agent.http.clone());
@@ -214,7 +220,8 @@ impl Proxy {
                 .transpose()
                 .map_err(|source| StartError::Tls { listener: listener(), source })?;
             let mut address = plan.config.address;
-            let failed = |source| StartError::Bind { listener: listener(), address: plan.config.address, source };
+            let failed =
+                |source| StartError::Bind { listener: listener(), address: plan.config.address, source };
             let mut sockets = Vec::new();
             for _ in &self.workers {
                 let socket = accept::bind(address).map_err(failed)?;

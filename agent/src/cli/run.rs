@@ -67,7 +67,8 @@ pub fn run(args: &Args, _out: &mut Output) -> Result<Exit, Failure> {
     if !loaded.ignored_plugins.is_empty() {
         info!(types = %loaded.ignored_plugins.join(", "), "plugin entries of other types are left alone");
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
     runtime.block_on(serve(&args.file, Arc::new(loaded.config)))
 }
 
@@ -112,7 +113,10 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     let admin_socket = admin::bind(config.agent.admin).await.map_err(Failure::failed)?;
     info!(admin = %config.agent.admin, sets = config.sets.len(), "started");
 
-    let owner = thread::Builder::new().name("owner".into()).spawn(|| owner.run_blocking()).map_err(Failure::failed)?;
+    let owner = thread::Builder::new()
+        .name("owner".into())
+        .spawn(|| owner.run_blocking())
+        .map_err(Failure::failed)?;
     let mut tasks = JoinSet::new();
     tasks.spawn(async { match Admin::new(scene, Arc::new(registry)).serve(admin_socket).await {} });
     let pods = FileSource::new(pods.clone(), kernel::cgroup_root(&config.agent.kernel));
@@ -183,14 +187,19 @@ fn heard(health: &SourceHealth, reading: Reading<'_>) {
 }
 
 fn listeners(config: &Config) -> Vec<ListenerReport> {
-    config.agent.listeners.iter().filter_map(|listener| {
-        let set = config.sets.get(listener.set)?;
-        Some(ListenerReport {
-            name: listener.name.to_string(),
-            address: listener.address,
-            set: set.name.to_string(),
-            role: set.roles.get(listener.role)?.to_string(),
-            tls: listener.tls.is_some(),
+    config
+        .agent
+        .listeners
+        .iter()
+        .filter_map(|listener| {
+            let set = config.sets.get(listener.set)?;
+            Some(ListenerReport {
+                name: listener.name.to_string(),
+                address: listener.address,
+                set: set.name.to_string(),
+                role: set.roles.get(listener.role)?.to_string(),
+                tls: listener.tls.is_some(),
+            })
         })
-    }).collect()
+        .collect()
 }

@@ -146,7 +146,15 @@ impl Shared {
     pub(super) fn open(pins: Pins, cgroup: PathBuf) -> Result<Self, KernelError> {
         let cpus = aya::util::nr_cpus().map_err(|(_, source)| KernelError::Read { table: "CPUs", source })?;
         let (counters, connections) = (pins.open_map(map::COUNTERS)?, pins.open_map(map::CONNECTIONS)?);
-        Ok(Self { pins, cgroup, generation: AtomicU64::new(0), unseen_sources: AtomicUsize::new(0), counters, connections, cpus })
+        Ok(Self {
+            pins,
+            cgroup,
+            generation: AtomicU64::new(0),
+            unseen_sources: AtomicUsize::new(0),
+            counters,
+            connections,
+            cpus,
+        })
     }
 
     pub(super) fn acknowledge(&self, generation: u64, unseen_sources: usize) {

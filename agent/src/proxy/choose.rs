@@ -74,7 +74,13 @@ impl<'a> Candidates<'a> {
     }
 
     /// The less busy of two that may be used; the only one; or none.
-    fn lesser(self, from: &'a [Arc<Endpoint>], first: u32, second: u32, rules: Rules) -> Option<&'a Arc<Endpoint>> {
+    fn lesser(
+        self,
+        from: &'a [Arc<Endpoint>],
+        first: u32,
+        second: u32,
+        rules: Rules,
+    ) -> Option<&'a Arc<Endpoint>> {
         let first = self.usable(from, first, None, rules)?;
         if first.vitals.is_open() {
             return Some(first);
@@ -101,7 +107,9 @@ impl<'a> Candidates<'a> {
                 && match endpoint.vitals.admission(rules.now) {
                     Admission::Closed => true,
                     // A second candidate that loses the comparison must not use up the probe.
-                    Admission::ProbeDue => but.is_none() && endpoint.vitals.claim_probe(rules.now, rules.breaker),
+                    Admission::ProbeDue => {
+                        but.is_none() && endpoint.vitals.claim_probe(rules.now, rules.breaker)
+                    }
                     Admission::Open => false,
                 }
         })

@@ -48,7 +48,7 @@ impl Plan {
 impl Listener {
     /// Of a plan.
     pub(super) fn new(id: u64, plan: &Plan, worker: Rc<Worker>) -> Self {
-        let metrics = Rc::new(worker.shared.metrics.listener(&plan.config.name));
+        let metrics = Rc::new(worker.shared.metrics.listener(&plan.config.name, &plan.set));
         let table = RoleTable::new(Arc::clone(&plan.set), Arc::clone(&plan.role), Rc::clone(&metrics));
         Self { id, table: RefCell::new(table), metrics, worker }
     }

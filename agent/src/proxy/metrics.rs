@@ -20,6 +20,7 @@ use prometheus_client::{
 };
 
 use super::error::Reason;
+use crate::observe::metrics::StrictNoMatch;
 
 /// Labels of [`Metrics::requests`].
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
@@ -64,13 +65,16 @@ pub struct Metrics {
     pub broken: Family<ListenerLabels, Counter>,
     /// Breakers that opened.
     pub breaker_opens: Family<ListenerLabels, Counter>,
+    /// Requests that named a revision that is not eligible, by set: llm-d's series.
+    no_match: StrictNoMatch,
 }
 
 impl Metrics {
-    /// Registers them all under `proxy_`; the caller's registry gives the prefix before that.
+    /// Registers them all under `proxy_`; the caller's registry gives the prefix before that. `no_match` is
+    /// registered by the caller, under llm-d's name.
     #[must_use]
-    pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
+    pub fn register(registry: &mut Registry, no_match: StrictNoMatch) -> Self {
+        let metrics = Self { no_match, ..Self::default() };
         let registry = registry.sub_registry_with_prefix("proxy");
         registry.register("requests", "Requests answered", metrics.requests.clone());
         registry.register(
@@ -97,8 +101,8 @@ impl Metrics {
         metrics
     }
 
-    /// The handles of one listener on one worker.
-    pub(super) fn listener(&self, name: &str) -> ListenerMetrics {
+    /// The handles of one listener of one set on one worker.
+    pub(super) fn listener(&self, name: &str, set: &Arc<str>) -> ListenerMetrics {
         let labels = ListenerLabels { listener: name.to_owned() };
         ListenerMetrics {
             refused: Reason::ALL.map(|reason| {
@@ -109,6 +113,7 @@ impl Metrics {
                     reason: reason.word(),
                 })
             }),
+            no_match: self.no_match.of_set(set),
             latency: self.latency.get_or_create_owned(&labels),
             in_flight: self.in_flight.get_or_create_owned(&labels),
             connections: self.connections.get_or_create_owned(&labels),
@@ -153,6 +158,7 @@ impl Metrics {
 /// One listener's handles, on one worker.
 pub(super) struct ListenerMetrics {
     refused: [Counter; Reason::ALL.len()],
+    no_match: Counter,
     pub(super) latency: Latency,
     pub(super) in_flight: Gauge,
     pub(super) connections: Gauge,
@@ -172,6 +178,9 @@ impl ListenerMetrics {
     pub(super) fn refused(&self, reason: Reason) {
         if let Some(counter) = self.refused.get(reason as usize) {
             counter.inc();
+        }
+        if reason == Reason::RevisionNotEligible {
+            self.no_match.inc();
         }
     }
 
@@ -253,8 +262,8 @@ const fn class(status: StatusCode) -> (usize, &'static str) {
 
 /// Upper bounds of the histogram's buckets, microseconds; what is above goes into the last, unbounded one.
 const BOUNDS: [u64; 16] = [
-    100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000,
-    10_000_000, 60_000_000,
+    100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000,
+    2_500_000, 10_000_000, 60_000_000,
 ];
 
 /// A histogram of times made of atomics alone: the crate's own takes a lock for each observation.
@@ -303,23 +312,32 @@ mod tests {
     #[test]
     fn a_time_is_counted_in_the_bucket_of_its_bound() {
         let mut registry = Registry::default();
-        let metrics = Metrics::register(&mut registry);
-        let listener = metrics.listener("prefill");
+        let metrics = Metrics::register(&mut registry, StrictNoMatch::default());
+        let listener = metrics.listener("prefill", &"set".into());
         listener.latency.observe(100);
         listener.latency.observe(101);
         listener.latency.observe(u64::from(u32::MAX));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        assert!(text.contains(r#"proxy_time_to_response_seconds_bucket{le="0.0001",listener="prefill"} 1"#), "{text}");
-        assert!(text.contains(r#"proxy_time_to_response_seconds_bucket{le="0.00025",listener="prefill"} 2"#), "{text}");
-        assert!(text.contains(r#"proxy_time_to_response_seconds_bucket{le="+Inf",listener="prefill"} 3"#), "{text}");
+        assert!(
+            text.contains(r#"proxy_time_to_response_seconds_bucket{le="0.0001",listener="prefill"} 1"#),
+            "{text}"
+        );
+        assert!(
+            text.contains(r#"proxy_time_to_response_seconds_bucket{le="0.00025",listener="prefill"} 2"#),
+            "{text}"
+        );
+        assert!(
+            text.contains(r#"proxy_time_to_response_seconds_bucket{le="+Inf",listener="prefill"} 3"#),
+            "{text}"
+        );
     }
 
     #[test]
     fn series_of_a_revision_that_is_gone_go() {
         let mut registry = Registry::default();
-        let metrics = Metrics::register(&mut registry);
-        let listener = metrics.listener("prefill");
+        let metrics = Metrics::register(&mut registry, StrictNoMatch::default());
+        let listener = metrics.listener("prefill", &"set".into());
         let revision: Arc<str> = "5c9d7a1b".into();
         listener.revision(&revision).served(StatusCode::OK);
         let show = || {

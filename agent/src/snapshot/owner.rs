@@ -17,7 +17,7 @@ use super::{
 use crate::{
     cluster::Change,
     config::Config,
-    kernel::{KernelError, Publish, Report},
+    kernel::{KernelError, Publish},
 };
 
 /// The current snapshot, for readers: `published.load()` is one atomic load and no lock.
@@ -35,12 +35,7 @@ const BATCH: usize = 4096;
 /// What the owner tells of its work; called on its thread, between publications.
 pub trait Observer: Send {
     /// A snapshot was published after `before`. `kernel` is how its tables were written, where there is a kernel.
-    fn published(
-        &mut self,
-        before: &Snapshot,
-        now: &Arc<Snapshot>,
-        kernel: Option<&Result<Report, KernelError>>,
-    );
+    fn published(&mut self, before: &Snapshot, now: &Arc<Snapshot>, kernel: Option<&Result<(), KernelError>>);
     /// Something that a person should hear about.
     fn noted(&mut self, note: Note);
 }

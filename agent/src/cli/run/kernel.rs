@@ -87,7 +87,7 @@ impl Side {
 
 /// Where Pods' cgroups lie on this machine, with kernel programs or without.
 pub(super) fn cgroup_root(config: &KernelConfig) -> Option<PathBuf> {
-    cgroup::root().ok().or_else(|| config.cgroup.clone())
+    cgroup::find(None).ok().or_else(|| config.cgroup.clone())
 }
 
 /// Puts the kernel's numbers into the observer's form.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tracing::{error, info, warn};
 
 use crate::{
-    kernel::{Kernel, KernelError, Report},
+    kernel::{Kernel, KernelError},
     observe::{Gate, Readiness, rollout_log},
     snapshot::{Snapshot, owner::Observer, state::Note},
 };
@@ -43,13 +43,13 @@ impl Observer for Teller {
         &mut self,
         before: &Snapshot,
         now: &Arc<Snapshot>,
-        kernel: Option<&Result<Report, KernelError>>,
+        kernel: Option<&Result<(), KernelError>>,
     ) {
         rollout_log::log(&rollout_log::steps(before, now));
         match kernel {
-            Some(Ok(report)) => {
+            Some(Ok(())) => {
                 if std::mem::take(&mut self.failing) {
-                    info!(generation = report.generation, "the kernel tables are in step again");
+                    info!(generation = now.generation, "the kernel tables are in step again");
                 }
                 self.prove();
             }

@@ -29,24 +29,25 @@ pub(super) async fn follow(
             return;
         }
     };
-    let reloader = Reloader::new(file, node.map(Into::into), current);
-    let changed = async || watch.changed().await;
-    reloader
-        .run(changed, |reload| match reload {
-            Reload::Changed { loaded, restart } => {
+    let mut reloader = Reloader::new(file, node.map(Into::into), current);
+    while !reloads.is_closed() {
+        watch.changed().await;
+        match reloader.check() {
+            Some(Reload::Changed { loaded, restart }) => {
                 for warning in &loaded.warnings {
                     warn!("{warning}");
                 }
                 if !restart.is_empty() {
                     warn!(fields = %restart.join(", "), "these changes take effect after a restart");
                 }
-                reloads.send(Arc::new(loaded.config)).is_ok()
+                // Closed is seen above.
+                let _ = reloads.send(Arc::new(loaded.config));
             }
-            Reload::Rejected(error) => {
+            Some(Reload::Rejected(error)) => {
                 error!(%error, "the changed configuration is bad; the old one stays in force");
                 health.failed(error.to_string());
-                !reloads.is_closed()
             }
-        })
-        .await;
+            None => {}
+        }
+    }
 }
