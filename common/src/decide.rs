@@ -291,6 +291,3 @@ fn may_reach<T: Tables>(tables: &T, member: &Member) -> bool {
         _ => true,
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,1 +1,8 @@
 //! What the end-to-end tests share.
+
+pub mod dial;
+pub mod echo;
+pub mod node;
+pub mod require;
+pub mod shadow;
+pub mod world;

@@ -113,9 +113,21 @@ impl Pins {
         remove(&self.root.join("tables").join(name))
     }
 
-    /// Forgets a link, if there is one: the program is detached.
+    /// Detaches a program and forgets its link, if there is one.
     pub(super) fn drop_link(&self, program: &str) -> Result<(), KernelError> {
-        remove(&self.link(program))
+        let path = self.link(program);
+        match sys::open(&path) {
+            // A link whose cgroup is gone is detached already.
+            Ok(link) => match sys::link_detach(link.as_fd()) {
+                Err(source) if source.raw_os_error() != Some(libc::ENOENT) => {
+                    return Err(failed("detach", &path, source));
+                }
+                _ => {}
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(source) => return Err(failed("open", &path, source)),
+        }
+        remove(&path)
     }
 
     /// The names of the inner maps.
@@ -172,8 +184,12 @@ impl Pins {
         for kind in ["links", "programs", "tables", "maps"] {
             let directory = self.root.join(kind);
             for name in names(&directory)? {
-                let path = directory.join(name);
-                remove(&path)?;
+                let path = directory.join(&name);
+                if kind == "links" {
+                    self.drop_link(&name)?;
+                } else {
+                    remove(&path)?;
+                }
                 removed.push(path);
             }
             remove_directory(&directory)?;

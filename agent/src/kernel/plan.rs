@@ -102,6 +102,3 @@ fn same(a: &SetTable, b: &SetTable) -> bool {
     let behind = size_of_val(&a.generation);
     bytes_of(a).get(behind..) == bytes_of(b).get(behind..)
 }
-
-#[cfg(test)]
-mod tests;

@@ -36,6 +36,7 @@ enum Command {
     MapUpdateBatch = 26,
     LinkCreate = 28,
     LinkUpdate = 29,
+    LinkDetach = 34,
 }
 
 /// # Safety
@@ -94,7 +95,7 @@ struct MapCreate {
     name: [u8; 16],
 }
 
-/// Makes a map for keys `K` and values `V`. `name` is cut to 15 bytes.
+/// Makes a map for keys `K` and values `V`. `name` is cut to 15 bytes; the kernel takes only letters, digits and `_`.
 pub(super) fn map_create<K: Pod, V: Pod>(
     map_type: u32,
     entries: usize,
@@ -112,7 +113,7 @@ pub(super) fn map_create<K: Pod, V: Pod>(
         name: [0; 16],
     };
     for (to, from) in attr.name.iter_mut().take(15).zip(name.bytes()) {
-        *to = from;
+        *to = if from.is_ascii_alphanumeric() { from } else { b'_' };
     }
     // SAFETY: no addresses in this command, and it returns a descriptor.
     #[expect(unsafe_code, reason = "bpf(2)")]
@@ -287,6 +288,15 @@ pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
     #[expect(unsafe_code, reason = "bpf(2)")]
     unsafe {
         bpf(Command::LinkUpdate, &mut attr).map(drop)
+    }
+}
+
+/// Detaches a link at once, whoever holds it. Closing the last descriptor or pin takes effect only some time later.
+pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: no addresses in this command.
+    #[expect(unsafe_code, reason = "bpf(2)")]
+    unsafe {
+        bpf(Command::LinkDetach, &mut raw(link)).map(drop)
     }
 }
 

@@ -250,6 +250,3 @@ fn rank(table: &mut SetTable, set: &SetView) {
         table.ranks += 1;
     }
 }
-
-#[cfg(test)]
-mod tests;

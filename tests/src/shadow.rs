@@ -1,0 +1,54 @@
+//! The kernel's decision in user space, on the tables that the agent would write.
+
+use revgate::kernel::tables::Tables;
+use revgate_common::{
+    address::Address,
+    decide::{self, Draw, Family},
+    layout::{Member, Pin, SetTable, Source, Vip},
+    twin::{Answer, NO_PIN, Trial},
+};
+
+/// Decides one connect as the kernel would.
+#[must_use]
+pub fn decide(tables: &Tables, trial: &Trial) -> Answer {
+    let family = if trial.family == 4 { Family::V4 } else { Family::V6 };
+    decide::decide(&Shadow { tables, trial }, &trial.to, family).into()
+}
+
+struct Shadow<'a> {
+    tables: &'a Tables,
+    trial: &'a Trial,
+}
+
+impl decide::Tables for Shadow<'_> {
+    fn vip(&self, at: &Address) -> Option<&Vip> {
+        self.tables.vips.get(at)
+    }
+
+    fn set(&self, set: u16) -> Option<&SetTable> {
+        self.tables.sets.get(usize::from(set)).map(|table| &**table)
+    }
+
+    fn member(&self, at: &Address) -> Option<&Member> {
+        self.tables.members.get(at)
+    }
+
+    fn pin(&self) -> Option<&Pin> {
+        (self.trial.pin.kind != NO_PIN).then_some(&self.trial.pin)
+    }
+
+    fn source(&self) -> Option<&Source> {
+        self.tables.sources.get(&self.trial.cgroup)
+    }
+
+    fn fence(&self) -> u32 {
+        self.tables.settings.fence
+    }
+
+    fn draw(&self, of: Draw) -> u32 {
+        match of {
+            Draw::Revision => self.trial.draw_revision,
+            Draw::Endpoint => self.trial.draw_endpoint,
+        }
+    }
+}
