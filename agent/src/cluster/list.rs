@@ -7,7 +7,7 @@
 //!   metadata: {name: decode-0, namespace: llm}
 //! ```
 //!
-//! One struct, [`Entry`], takes every form: their fields are disjoint, so no guess is needed and each error keeps
+//! One struct, `Entry`, takes every form: their fields are disjoint, so no guess is needed and each error keeps
 //! its line.
 
 use std::{
