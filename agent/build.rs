@@ -89,8 +89,12 @@ impl Compiler {
     }
 
     /// Builds the object in a target directory of its own, and returns its path.
+    ///
+    /// All profiles and lints of the agent share that directory: `core` is compiled once.
     fn build(&self, out: &Path) -> Result<PathBuf, String> {
-        let (target, target_dir) = (target()?, out.join("ebpf"));
+        // OUT_DIR is <target>/<profile>/build/<package>/out.
+        let shared = out.ancestors().nth(4).unwrap_or(out);
+        let (target, target_dir) = (target()?, shared.join("ebpf"));
         let mut cargo = match self {
             Self::Rustup(toolchain) => {
                 let mut cargo = clean("rustup");
