@@ -16,7 +16,7 @@ pub enum Reload {
     /// There is a new configuration.
     Changed {
         /// The new one, with its warnings.
-        loaded: Loaded,
+        loaded: Box<Loaded>,
         /// The changed fields that need a restart to take effect, see [`restart_needed`].
         restart: Vec<&'static str>,
     },
@@ -52,7 +52,7 @@ impl Reloader {
             Ok(loaded) => {
                 let restart = restart_needed(&self.current, &loaded.config);
                 self.current = loaded.config.clone();
-                Some(Reload::Changed { loaded, restart })
+                Some(Reload::Changed { loaded: Box::new(loaded), restart })
             }
             Err(error) => Some(Reload::Rejected(error)),
         }
