@@ -79,7 +79,8 @@ fn f2_the_earlier_shape_gives_the_revision_header_and_the_other_selectors() {
 
 #[test]
 fn f3_every_field_of_the_agent_document_is_read() {
-    let config = loaded("full.yaml").config;
+    let Loaded { config, ignored_plugins, warnings } = loaded("full.yaml");
+    assert!(ignored_plugins.is_empty() && warnings.is_empty(), "{warnings:?}");
     let agent = &config.agent;
     assert_eq!(agent.node.as_deref(), Some("gpu-node-7"));
     assert_eq!(agent.source, SourceConfig::File { path: "/var/lib/revgate/pods.json".into() });

@@ -193,11 +193,11 @@ kind: AgentConfig
         ));
         notice.send(()).await.unwrap();
         notice.send(()).await.unwrap();
-        // Both are taken, and neither is news, before the third is sent: the file changes only then.
+        // One thread: a notice that was taken was checked in the same step, so both were before the file changes.
         while notice.capacity() < notice.max_capacity() {
             tokio::task::yield_now().await;
         }
-        tokio::task::yield_now().await;
+        assert!(seen.try_recv().is_err(), "no news yet");
         mount.swap(&good("max-role", ""));
         notice.send(()).await.unwrap();
         assert_eq!(seen.recv().await, Some(true));
@@ -205,6 +205,27 @@ kind: AgentConfig
         notice.send(()).await.unwrap();
         assert_eq!(seen.recv().await, Some(false));
         assert!(seen.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn f5_the_watched_file_is_read_again_when_its_config_map_is_swapped() {
+        let mut mount = Mount::new(&good("sum", ""));
+        let mut watch = crate::cluster::files::FileWatch::new(&mount.file()).unwrap();
+        let (news, mut seen) = tokio::sync::mpsc::unbounded_channel();
+        let mut tasks = tokio::task::JoinSet::new();
+        let _ = tasks.spawn(
+            mount
+                .reloader()
+                .run(async move || watch.changed().await, move |reload| news.send(reload).is_ok()),
+        );
+        mount.swap(&good("max-role", ""));
+        let bound = std::time::Duration::from_mins(1);
+        let reload = tokio::time::timeout(bound, seen.recv()).await.unwrap();
+        let Some(Reload::Changed { loaded, .. }) = reload else { panic!("{reload:?}") };
+        assert_eq!(loaded.config.sets[0].mode, super::super::GatingMode::MaxRole);
+        mount.swap("nothing useful");
+        let reload = tokio::time::timeout(bound, seen.recv()).await.unwrap();
+        assert!(matches!(reload, Some(Reload::Rejected(_))), "{reload:?}");
     }
 
     #[test]
