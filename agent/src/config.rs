@@ -74,7 +74,7 @@ pub struct SetConfig {
 }
 
 /// A port of an endpoint.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum PortRef {
     /// By number.
     Number(u16),

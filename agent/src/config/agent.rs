@@ -151,10 +151,14 @@ fn log(value: &Value<'_>) -> Option<LogConfig> {
     Some(LogConfig { format, filter })
 }
 
+/// The roles that llm-d knows. Two of them are close, and both are meant.
+const KNOWN_ROLES: [&str; 3] = ["prefill", "decode", "encode"];
+
 /// A role that is almost a required one is probably a slip, but roles may have any name.
 fn warn_of_close_roles(set: &SetConfig, warnings: &mut Vec<String>) {
     let required: Vec<&str> = set.required_roles.iter().map(|role| &**role).collect();
-    for role in set.roles.iter().skip(required.len()) {
+    let others = set.roles.iter().skip(required.len());
+    for role in others.filter(|role| !KNOWN_ROLES.contains(&&***role)) {
         if let Some(meant) = problem::closest(role, required.iter().copied()) {
             warnings.push(format!(
                 "set `{}`: the role `{role}` is not a required one; was `{meant}` meant?",

@@ -20,7 +20,7 @@ pub(super) const REVISION_HEADER: HeaderName = HeaderName::from_static("x-llm-d-
 pub(super) const REVISION_LABEL: &str = "disaggregatedset.x-k8s.io/revision";
 /// The label by which the DisaggregatedSet controller names a role.
 pub(super) const ROLE_LABEL: &str = "disaggregatedset.x-k8s.io/role";
-/// The port on which vLLM and SGLang's routers expect an engine.
+/// The port on which vLLM and `SGLang`'s routers expect an engine.
 pub(super) const PORT: u16 = 8000;
 
 impl Default for AgentConfig {
@@ -60,7 +60,7 @@ impl Default for HttpConfig {
             max_head: 64 << 10,
             head_timeout: Duration::from_secs(10),
             // nginx keeps idle clients 75 s; most load balancers in front end theirs at 60 s.
-            idle_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_mins(1),
             max_connections: 16_384,
             max_requests: 16_384,
             // One lost SYN is sent again after 1 s, the next after 3 s: time for one loss, then another endpoint.

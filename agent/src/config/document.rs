@@ -83,17 +83,17 @@ pub(super) fn parse(text: &str, problems: &Problems) -> Vec<Node> {
     let parser = Parser::new_from_str_with_options(text, options);
     let mut builder = Builder { parser, anchors: HashMap::new(), nodes: 0, problems };
     let mut documents = Vec::new();
-    loop {
-        match builder.next() {
-            Ok((Event::DocumentStart(..), _)) => builder.anchors.clear(),
-            Ok((Event::StreamEnd, _)) => break,
-            Ok((event, span)) if event.is_node() => match builder.node(event, span, 1) {
-                Ok(node) if node.is_null() => {}
-                Ok(node) => documents.push(node),
-                Err(Stop) => break,
-            },
-            Ok(_) => {}
-            Err(Stop) => break,
+    while let Ok((event, span)) = builder.next() {
+        match event {
+            Event::StreamEnd => break,
+            Event::DocumentStart(..) => builder.anchors.clear(),
+            event if event.is_node() => {
+                let Ok(node) = builder.node(event, span, 1) else { break };
+                if !node.is_null() {
+                    documents.push(node);
+                }
+            }
+            _ => {}
         }
     }
     documents

@@ -30,7 +30,7 @@ pub struct Loaded {
     pub warnings: Vec<String>,
 }
 
-/// Reads a file. `node` is the name of this node, which a `nodeName` in the file overrides.
+/// Reads a file. `node` is the name of this node, which a `nodeName` in the file overrides; an empty one is none.
 pub fn load(file: &Path, node: Option<&str>) -> Result<Loaded, ConfigError> {
     let read_error = |source| ConfigError::Read { file: file.to_owned(), source };
     let mut bytes = Vec::new();
@@ -46,7 +46,10 @@ pub fn parse(file: &Path, bytes: &[u8], node: Option<&str>) -> Result<Loaded, Co
     let mut loaded = Loaded {
         config: Config {
             sets: Vec::new(),
-            agent: AgentConfig { node: node.map(Into::into), ..AgentConfig::default() },
+            agent: AgentConfig {
+                node: node.filter(|node| !node.is_empty()).map(Into::into),
+                ..AgentConfig::default()
+            },
         },
         ignored_plugins: Vec::new(),
         warnings: Vec::new(),

@@ -70,6 +70,7 @@ pub(super) fn read(mut document: Fields<'_>, loaded: &mut Loaded) {
         loaded.config.sets.push(set(name, parameters));
         if loaded.config.sets.len() == MAX_SETS + 1 {
             plugin.wrong(format!("more than {MAX_SETS} sets"));
+            break;
         }
     }
     if loaded.config.sets.is_empty() {

@@ -81,7 +81,7 @@ fn plugin(set: &SetConfig) -> Plugin<'_> {
         name: &selector.name,
         header_name: selector.header.as_str(),
         label_key: &selector.label,
-        mode: word(&SELECTOR_MODES, selector.mode),
+        mode: word(&SELECTOR_MODES, &selector.mode),
     });
     Plugin {
         r#type: PLUGIN,
@@ -90,7 +90,7 @@ fn plugin(set: &SetConfig) -> Plugin<'_> {
             scope: Scope { label_selector: set.scope.to_string() },
             header_selectors: selectors.collect(),
             revision_gating: Gating {
-                mode: word(&GATING_MODES, set.mode),
+                mode: word(&GATING_MODES, &set.mode),
                 required_roles: set.required_roles.iter().map(|role| &**role).collect(),
                 revision_header_name: set.revision_header.as_str(),
                 revision_label_key: &set.revision_label,
@@ -249,7 +249,7 @@ fn agent(config: &Config) -> Agent<'_> {
             delay: units::print_duration(agent.shutdown.delay),
             deadline: units::print_duration(agent.shutdown.deadline),
         },
-        log: Log { format: word(&LOG_FORMATS, agent.log.format), filter: &agent.log.filter },
+        log: Log { format: word(&LOG_FORMATS, &agent.log.format), filter: &agent.log.filter },
     }
 }
 
@@ -280,8 +280,8 @@ fn print_vip<'c>(config: &'c Config, vip: &VipConfig) -> Option<Vip<'c>> {
 
 fn kernel(kernel: &KernelConfig) -> Kernel<'_> {
     Kernel {
-        mode: word(&KERNEL_MODES, kernel.mode),
-        fence: word(&FENCE_MODES, kernel.fence),
+        mode: word(&KERNEL_MODES, &kernel.mode),
+        fence: word(&FENCE_MODES, &kernel.fence),
         cgroup: kernel.cgroup.as_deref(),
         bpffs: &kernel.bpffs,
     }
@@ -309,6 +309,6 @@ fn http(http: &HttpConfig) -> Http {
 }
 
 /// The word for a value, from the same table that reads it.
-fn word<T: PartialEq>(words: &[(&'static str, T)], value: T) -> &'static str {
-    words.iter().find(|(_, known)| *known == value).map_or("", |(word, _)| word)
+fn word<T: PartialEq>(words: &[(&'static str, T)], value: &T) -> &'static str {
+    words.iter().find(|(_, known)| known == value).map_or("", |(word, _)| word)
 }

@@ -157,7 +157,11 @@ impl<'a> Value<'a> {
 
     /// One of a few words.
     pub(super) fn one_of<T: Copy>(&self, what: &str, words: &[(&str, T)]) -> Option<T> {
-        let found = self.scalar("text")?;
+        let mut found = self.scalar("text")?;
+        if found == "false" && words.iter().any(|(word, _)| *word == "off") {
+            // To YAML 1.1, which Helm speaks, a bare `off` is a boolean, and it writes `false`.
+            found = "off";
+        }
         let hit = words.iter().find(|(word, _)| *word == found).map(|(_, value)| *value);
         if hit.is_none() {
             let names: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
@@ -174,28 +178,28 @@ impl<'a> Value<'a> {
     /// An integer in a range.
     pub(super) fn integer<T: TryFrom<u64>>(&self, range: RangeInclusive<u64>) -> Option<T> {
         let value: u64 = self.parsed("an integer", |text| text.parse().ok())?;
-        self.within(value, &range, |bound| bound.to_string())?;
+        self.within(&value, &range, ToString::to_string)?;
         T::try_from(value).ok()
     }
 
     /// A decimal number in a range.
     pub(super) fn decimal(&self, range: RangeInclusive<f64>) -> Option<f64> {
         let value: f64 = self.parsed("a number", |text| text.parse().ok())?;
-        self.within(value, &range, |bound| bound.to_string())?;
+        self.within(&value, &range, ToString::to_string)?;
         Some(value)
     }
 
     /// A duration in a range.
     pub(super) fn duration(&self, range: RangeInclusive<Duration>) -> Option<Duration> {
         let value = self.parsed(units::DURATION, units::parse_duration)?;
-        self.within(value, &range, |bound| units::print_duration(*bound))?;
+        self.within(&value, &range, |bound| units::print_duration(*bound))?;
         Some(value)
     }
 
     /// A size in a range, bytes.
     pub(super) fn size<T: TryFrom<u64>>(&self, range: RangeInclusive<u64>) -> Option<T> {
         let value = self.parsed(units::SIZE, units::parse_size)?;
-        self.within(value, &range, |bound| units::print_size(*bound))?;
+        self.within(&value, &range, |bound| units::print_size(*bound))?;
         T::try_from(value).ok()
     }
 
@@ -246,15 +250,15 @@ impl<'a> Value<'a> {
 
     fn within<T: PartialOrd>(
         &self,
-        value: T,
+        value: &T,
         range: &RangeInclusive<T>,
         show: impl Fn(&T) -> String,
     ) -> Option<()> {
-        if range.contains(&value) {
+        if range.contains(value) {
             return Some(());
         }
         let (start, end) = (show(range.start()), show(range.end()));
-        self.not_allowed(format!("`{}` is out of range", show(&value)), format!("{start} to {end}"));
+        self.not_allowed(format!("`{}` is out of range", show(value)), format!("{start} to {end}"));
         None
     }
 }

@@ -3,10 +3,7 @@
 //! The watching is somebody else's: [`Reloader`] is told that the file may have changed. It compares what it read, so
 //! a needless call costs a read and no more.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::PathBuf, sync::Arc};
 
 use super::{Config, ConfigError, Loaded, load};
 
@@ -16,7 +13,7 @@ pub enum Reload {
     /// There is a new configuration.
     Changed {
         /// The new one, with its warnings.
-        loaded: Loaded,
+        loaded: Box<Loaded>,
         /// The changed fields that need a restart to take effect, see [`restart_needed`].
         restart: Vec<&'static str>,
     },
@@ -39,12 +36,6 @@ impl Reloader {
         Self { file, node, current }
     }
 
-    /// The file.
-    #[must_use]
-    pub fn file(&self) -> &Path {
-        &self.file
-    }
-
     /// Reads the file again; `None` where it says the same as before.
     pub fn check(&mut self) -> Option<Reload> {
         match load(&self.file, self.node.as_deref()) {
@@ -52,19 +43,9 @@ impl Reloader {
             Ok(loaded) => {
                 let restart = restart_needed(&self.current, &loaded.config);
                 self.current = loaded.config.clone();
-                Some(Reload::Changed { loaded, restart })
+                Some(Reload::Changed { loaded: Box::new(loaded), restart })
             }
             Err(error) => Some(Reload::Rejected(error)),
-        }
-    }
-
-    /// Checks each time that `changed` resolves, and hands on what became of it. Ends when `report` gives `false`.
-    pub async fn run(mut self, mut changed: impl AsyncFnMut(), mut report: impl FnMut(Reload) -> bool) {
-        loop {
-            changed().await;
-            if self.check().is_some_and(|outcome| !report(outcome)) {
-                return;
-            }
         }
     }
 }
@@ -77,6 +58,7 @@ pub fn restart_needed(old: &Config, new: &Config) -> Vec<&'static str> {
         ("nodeName", old.node != new.node),
         ("source", old.source != new.source),
         ("kernel.mode", old.kernel.mode != new.kernel.mode),
+        ("kernel.fence", old.kernel.fence != new.kernel.fence),
         ("kernel.cgroup", old.kernel.cgroup != new.kernel.cgroup),
         ("kernel.bpffs", old.kernel.bpffs != new.kernel.bpffs),
         ("http.workers", old.http.workers != new.http.workers),
@@ -91,9 +73,10 @@ pub fn restart_needed(old: &Config, new: &Config) -> Vec<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, path::Path};
 
     use super::*;
+    use crate::cluster::files::FileWatch;
 
     const GOOD: &str = "
 apiVersion: llm-d.ai/v1alpha1
@@ -176,35 +159,27 @@ kind: AgentConfig
     }
 
     #[tokio::test]
-    async fn f5_each_notice_is_checked_and_only_news_are_handed_on() {
+    async fn f5_the_watched_file_is_read_again_when_its_config_map_is_swapped() {
         let mut mount = Mount::new(&good("sum", ""));
-        let reloader = mount.reloader();
-        let (notice, mut notices) = tokio::sync::mpsc::channel::<()>(8);
-        let (news, mut seen) = tokio::sync::mpsc::unbounded_channel();
-        let mut tasks = tokio::task::JoinSet::new();
-        let _ = tasks.spawn(reloader.run(
-            async move || {
-                let _ = notices.recv().await;
-            },
-            move |reload| {
-                news.send(matches!(reload, Reload::Changed { .. })).unwrap();
-                true
-            },
-        ));
-        notice.send(()).await.unwrap();
-        notice.send(()).await.unwrap();
-        // Both are taken, and neither is news, before the third is sent: the file changes only then.
-        while notice.capacity() < notice.max_capacity() {
-            tokio::task::yield_now().await;
-        }
-        tokio::task::yield_now().await;
+        let mut watch = FileWatch::new(&mount.file()).unwrap();
+        let mut reloader = mount.reloader();
+        let bound = std::time::Duration::from_mins(1);
         mount.swap(&good("max-role", ""));
-        notice.send(()).await.unwrap();
-        assert_eq!(seen.recv().await, Some(true));
-        mount.swap("not a configuration");
-        notice.send(()).await.unwrap();
-        assert_eq!(seen.recv().await, Some(false));
-        assert!(seen.try_recv().is_err());
+        let reload = tokio::time::timeout(bound, next(&mut watch, &mut reloader)).await.unwrap();
+        assert!(matches!(reload, Reload::Changed { .. }), "{reload:?}");
+        mount.swap("nothing useful");
+        let reload = tokio::time::timeout(bound, next(&mut watch, &mut reloader)).await.unwrap();
+        assert!(matches!(reload, Reload::Rejected(_)), "{reload:?}");
+    }
+
+    /// The watch may tell of a change that is none.
+    async fn next(watch: &mut FileWatch, reloader: &mut Reloader) -> Reload {
+        loop {
+            watch.changed().await;
+            if let Some(reload) = reloader.check() {
+                return reload;
+            }
+        }
     }
 
     #[test]
@@ -219,6 +194,7 @@ kind: AgentConfig
             ("nodeName: m", "nodeName"),
             ("source: {file: {path: /p}}", "source"),
             ("kernel: {mode: required}", "kernel.mode"),
+            ("kernel: {fence: audit}", "kernel.fence"),
             ("kernel: {cgroup: /c}", "kernel.cgroup"),
             ("kernel: {bpffs: /b}", "kernel.bpffs"),
             ("http: {workers: 2}", "http.workers"),
@@ -228,7 +204,7 @@ kind: AgentConfig
         ] {
             assert_eq!(restart_needed(&old, &config(agent)), [expected]);
         }
-        let free = "kernel: {fence: audit}\nhttp: {retries: 0}\nlisteners: [{address: '127.0.0.1:80', role: decode}]";
+        let free = "http: {retries: 0}\nlisteners: [{address: '127.0.0.1:80', role: decode}]";
         assert!(restart_needed(&old, &config(free)).is_empty());
     }
 }

@@ -1,0 +1,201 @@
+//! What `config print` shows reads back as the same configuration, whatever the configuration is (F3).
+#![expect(
+    clippy::panic,
+    reason = "a test fails by a panic; clippy knows test functions, but not their helpers"
+)]
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use proptest::{collection, option, prelude::*, sample::select};
+use revgate::config::{
+    AgentConfig, Config, FenceMode, GatingMode, HeaderSelector, HttpConfig, KernelConfig, KernelMode,
+    ListenerConfig, LogConfig, LogFormat, PortRef, SelectorMode, SetConfig, ShutdownConfig, SourceConfig,
+    TlsConfig, VipConfig, parse, print,
+};
+
+/// Text that is hard for YAML: it looks like something else, or needs escapes.
+fn hard_text() -> impl Strategy<Value = String> {
+    prop_oneof![
+        select(vec![
+            "null",
+            "~",
+            "true",
+            "off",
+            "0x10",
+            "1e3",
+            "- a",
+            "a: b",
+            "#c",
+            "'",
+            "\"",
+            " x ",
+            "{",
+            "é\u{1F600}",
+            "a\n b\n",
+            "\u{85}",
+            "a\u{2028}b",
+            "\u{feff}x",
+            "\t",
+            "\r\n",
+            "\u{7}",
+            "\u{7f}",
+            "\0",
+            "*a",
+            "&a",
+            "!b",
+            "%c",
+            "@d",
+            "? e",
+            "---",
+            "..."
+        ])
+        .prop_map(str::to_owned),
+        "\\PC{1,12}",
+    ]
+}
+
+fn path() -> impl Strategy<Value = PathBuf> {
+    hard_text().prop_map(|text| PathBuf::from(format!("/{text}")))
+}
+
+fn milliseconds(range: std::ops::RangeInclusive<u64>) -> impl Strategy<Value = Duration> {
+    range.prop_map(Duration::from_millis)
+}
+
+fn port() -> impl Strategy<Value = PortRef> {
+    prop_oneof![
+        (1..=u16::MAX).prop_map(PortRef::Number),
+        "[a-z][a-z0-9]{0,14}".prop_map(|name| PortRef::Name(name.into())),
+    ]
+}
+
+/// Required roles are a prefix of the roles; a label and a header for each index keep them apart.
+fn set(index: usize) -> impl Strategy<Value = SetConfig> {
+    let ports = collection::vec(collection::hash_set(port(), 1..4), 2..6);
+    let modes = select(vec![GatingMode::MaxRole, GatingMode::Sum, GatingMode::Disabled]);
+    let scopes = select(vec!["a", "a=b,c!=d", "x in (a,b),!y", "e.f/g notin (1,2)", "n>5", "v="]);
+    let selectors = collection::vec(select(vec![SelectorMode::Strict, SelectorMode::Prefer]), 0..3);
+    (hard_text(), scopes, modes, ports, 1..=2_usize, selectors, any::<bool>()).prop_map(
+        move |(name, scope, mode, ports, required, selectors, everywhere)| {
+            let roles: Vec<Arc<str>> = (0..ports.len()).map(|role| format!("role{role}").into()).collect();
+            let selector = |(number, mode)| HeaderSelector {
+                name: format!("null{number}").into(),
+                header: format!("x-{number}").parse().unwrap_or_else(|_| panic!("a header")),
+                label: format!("label{number}").into(),
+                mode,
+            };
+            SetConfig {
+                name: format!("{name}{index}").into(),
+                scope: scope.parse().unwrap_or_else(|error| panic!("{error}")),
+                namespaces: if everywhere { vec![] } else { vec!["null".into(), "n1".into()] },
+                mode,
+                required_roles: roles.iter().take(required).cloned().collect(),
+                roles,
+                ports: ports.into_iter().map(|ports| ports.into_iter().collect()).collect(),
+                revision_header: "x-rev".parse().unwrap_or_else(|_| panic!("a header")),
+                revision_label: "rev".into(),
+                role_label: "role".into(),
+                selectors: selectors.into_iter().enumerate().map(selector).collect(),
+            }
+        },
+    )
+}
+
+fn http() -> impl Strategy<Value = HttpConfig> {
+    let sizes = (0..=1024_usize, 1024..=1_u64 << 34, 8192..=1_usize << 20, 1..=1000_usize, 1..=1000_usize);
+    let times = collection::vec(milliseconds(1..=86_400_000), 5);
+    let rest = (milliseconds(1..=4999), 0..=100_usize, 0..=10_u32, 0.0..=1000.0, 0..=100_u32, any::<bool>());
+    (sizes, times, rest).prop_map(|(sizes, times, rest)| {
+        let time = |index: usize| times.get(index).copied().unwrap_or_default();
+        HttpConfig {
+            workers: sizes.0,
+            max_body: sizes.1,
+            max_head: sizes.2,
+            head_timeout: time(0),
+            idle_timeout: time(1),
+            max_connections: sizes.3,
+            max_requests: sizes.4,
+            connect_timeout: time(2),
+            response_timeout: time(3),
+            pool_idle_timeout: rest.0,
+            pool_max_idle: rest.1,
+            retries: rest.2,
+            local_factor: rest.3,
+            breaker_failures: rest.4,
+            breaker_open: time(4),
+            access_log: rest.5,
+        }
+    })
+}
+
+/// Listeners on every role of every set, in an order that makes the roles come in theirs.
+fn listeners(sets: &[SetConfig], tls: Option<&TlsConfig>) -> Vec<ListenerConfig> {
+    let places = sets
+        .iter()
+        .enumerate()
+        .flat_map(|(set, config)| (0..config.roles.len()).map(move |role| (set, role)));
+    places
+        .zip(1..)
+        .map(|((set, role), port)| ListenerConfig {
+            name: format!("{port}").into(),
+            address: SocketAddr::new(IpAddr::from([0_u16; 8]), port),
+            set,
+            role,
+            tls: tls.cloned(),
+        })
+        .collect()
+}
+
+fn config() -> impl Strategy<Value = Config> {
+    let kernel = (
+        select(vec![KernelMode::Auto, KernelMode::Required, KernelMode::Off]),
+        select(vec![FenceMode::Off, FenceMode::Audit, FenceMode::Enforce]),
+        option::of(path()),
+        path(),
+    )
+        .prop_map(|(mode, fence, cgroup, bpffs)| KernelConfig { mode, fence, cgroup, bpffs });
+    let shutdown = (0..=1000_u64, 0..=1000_u64).prop_map(|(delay, more)| ShutdownConfig {
+        delay: Duration::from_millis(delay),
+        deadline: Duration::from_millis(delay + more),
+    });
+    let tls = option::of((path(), path()).prop_map(|(certificate, key)| TlsConfig { certificate, key }));
+    let sets = prop_oneof![set(0).prop_map(|a| vec![a]), (set(0), set(1)).prop_map(|(a, b)| vec![a, b])];
+    let log =
+        (select(vec![LogFormat::Text, LogFormat::Json]), select(vec!["off", "info", "revgate=debug,warn"]))
+            .prop_map(|(format, filter)| LogConfig { format, filter: filter.to_owned() });
+    (sets, option::of(hard_text()), hard_text(), tls, kernel, http(), shutdown, log).prop_map(
+        |(sets, node, source, tls, kernel, http, shutdown, log)| Config {
+            agent: AgentConfig {
+                node: node.map(Into::into),
+                source: SourceConfig::File { path: source.into() },
+                listeners: listeners(&sets, tls.as_ref()),
+                vips: vec![VipConfig {
+                    address: SocketAddr::new(IpAddr::from([10, 0, 0, 1]), 1),
+                    set: 0,
+                    role: 1,
+                    members_only: true,
+                }],
+                kernel,
+                http,
+                admin: SocketAddr::new(IpAddr::from([127, 0, 0, 1]), 0),
+                shutdown,
+                log,
+            },
+            sets,
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn what_is_printed_reads_back_as_the_same_configuration(config in config()) {
+        let text = print(&config).unwrap_or_else(|error| panic!("{error}"));
+        let again = parse(Path::new("printed"), text.as_bytes(), None);
+        prop_assert_eq!(again.unwrap_or_else(|error| panic!("{error}\n{text}")).config, config);
+    }
+}
