@@ -4,7 +4,7 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     process::{Command, Output, Stdio},
     thread,
@@ -146,12 +146,27 @@ fn status_as_json_and_yaml_holds_everything() {
 }
 
 #[test]
+fn watch_shows_it_again_until_nobody_reads() {
+    let admin = peer("200 OK", REPORT).to_string();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_revgate"))
+        .args(["status", "--watch", "-o", "json", "--admin", &admin])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let (first, second) = (lines.next().unwrap().unwrap(), lines.next().unwrap().unwrap());
+    assert!(first.starts_with('{') && first == second);
+    drop(lines);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn explain_tells_the_agents_own_choice() {
     let admin = peer("200 OK", REPORT).to_string();
     let (code, stdout, _) = outcome(&["explain", "--admin", &admin, "--revision", "9e11bb23"]);
     assert_eq!(code, 0);
     assert!(
-        stdout.contains("is refused with 503 (named_not_eligible): 9e11bb23 lacks a Ready prefill Pod"),
+        stdout.contains("is refused with 503 (revision-not-eligible): 9e11bb23 lacks a Ready prefill Pod"),
         "{stdout}"
     );
     let (_, stdout, _) = outcome(&["explain", "--admin", &admin, "--role", "decode", "-o", "json"]);

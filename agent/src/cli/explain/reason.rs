@@ -35,6 +35,9 @@ pub enum ExplainError {
         /// The sets that there are.
         sets: Vec<String>,
     },
+    /// There is no set yet.
+    #[error("the agent shows no set yet; `revgate status` says what it waits for")]
+    NoSets,
     /// It is not clear which set is meant.
     #[error("the agent has several sets, name one with --set: {}", sets.join(", "))]
     WhichSet {
@@ -140,7 +143,7 @@ pub fn explain(report: &Report, question: &Question<'_>) -> Result<Explanation, 
     };
     // A draw of 0 stands for any: whether something is chosen does not depend on it.
     let choice = choose(&distribution, gated, ask, 0);
-    let (answer, because) = match (choice, ask) {
+    let (mut answer, mut because) = match (choice, ask) {
         (Err(refusal), _) => refused(report, set, refusal, question.revision.as_deref()),
         (Ok(None), _) => {
             (Answer::Any, "gating is disabled, the least busy endpoint of the role is taken".to_owned())
@@ -162,8 +165,14 @@ pub fn explain(report: &Report, question: &Question<'_>) -> Result<Explanation, 
         Answer::Weighted | Answer::Any => revision.eligible,
         Answer::Refused { .. } => false,
     };
-    let endpoints =
+    let endpoints: Vec<Endpoints> =
         set.revisions.iter().filter(wanted).flat_map(|revision| endpoints(revision, question.role)).collect();
+    // A role that is not required may be empty in an eligible revision.
+    let nowhere = endpoints.iter().all(|role| role.addresses.is_empty());
+    if let (Some(role), true, false) = (question.role, nowhere, matches!(answer, Answer::Refused { .. })) {
+        answer = Answer::Refused { status: 503, reason: "no-endpoint" };
+        because = format!("it has no endpoint in role {role}");
+    }
     Ok(Explanation {
         set: set.name.clone(),
         mode: set.mode.clone(),
@@ -180,6 +189,7 @@ pub fn explain(report: &Report, question: &Question<'_>) -> Result<Explanation, 
 fn find_set<'r>(report: &'r Report, asked: Option<&str>) -> Result<&'r SetReport, ExplainError> {
     let sets = || report.sets.iter().map(|set| set.name.clone()).collect();
     match (asked, report.sets.as_slice()) {
+        (_, []) => Err(ExplainError::NoSets),
         (Some(name), known) => known
             .iter()
             .find(|set| set.name == name)
@@ -243,8 +253,8 @@ fn draws(set: &SetReport, distribution: &Distribution) -> Vec<Draws> {
 
 fn refused(report: &Report, set: &SetReport, refusal: Refusal, named: Option<&str>) -> (Answer, String) {
     let (reason, because) = match refusal {
-        _ if !report.synced => ("not_synced", "the first Pod list has not been read".to_owned()),
-        Refusal::NoneEligible => ("none_eligible", "no revision is eligible".to_owned()),
+        _ if !report.synced => ("not-synced", "the first Pod list has not been read".to_owned()),
+        Refusal::NoneEligible => ("no-eligible-revision", "no revision is eligible".to_owned()),
         Refusal::NamedNotEligible => {
             let name = named.unwrap_or_default();
             let because = match set.revisions.iter().find(|revision| revision.name == name) {
@@ -253,7 +263,7 @@ fn refused(report: &Report, set: &SetReport, refusal: Refusal, named: Option<&st
                 }
                 None => format!("no Pod of the set has revision {name}; another is never substituted"),
             };
-            ("named_not_eligible", because)
+            ("revision-not-eligible", because)
         }
     };
     (Answer::Refused { status: 503, reason }, because)
@@ -330,7 +340,7 @@ mod tests {
             ("nosuch", "no Pod of the set has revision nosuch; another is never substituted"),
         ] {
             let explanation = explain(&report, &named(name)).unwrap();
-            assert_eq!(explanation.answer, Answer::Refused { status: 503, reason: "named_not_eligible" });
+            assert_eq!(explanation.answer, Answer::Refused { status: 503, reason: "revision-not-eligible" });
             assert_eq!(explanation.because, because);
             assert!(explanation.endpoints.is_empty());
         }
@@ -353,9 +363,17 @@ mod tests {
         let paused = SetBuilder::new("chat").revision("a", [0, 1]).build();
         let mut report = report(vec![paused]);
         let refused = |reason| Answer::Refused { status: 503, reason };
-        assert_eq!(explain(&report, &Question::default()).unwrap().answer, refused("none_eligible"));
+        assert_eq!(explain(&report, &Question::default()).unwrap().answer, refused("no-eligible-revision"));
         report.synced = false;
-        assert_eq!(explain(&report, &Question::default()).unwrap().answer, refused("not_synced"));
+        assert_eq!(explain(&report, &Question::default()).unwrap().answer, refused("not-synced"));
+    }
+
+    #[test]
+    fn a_revision_without_an_endpoint_in_the_role_is_refused() {
+        let set = SetBuilder::new("chat").mode(GatingMode::Disabled).revision("a", [0, 1]).build();
+        let question = Question { role: Some("prefill"), ..named("a") };
+        let explanation = explain(&report(vec![set]), &question).unwrap();
+        assert_eq!(explanation.answer, Answer::Refused { status: 503, reason: "no-endpoint" });
     }
 
     #[test]
@@ -369,6 +387,11 @@ mod tests {
         let sets = || vec![SetBuilder::rollout().build(), SetBuilder::new("code").build()];
         let error = |question| explain(&report(sets()), &question).unwrap_err().to_string();
         assert_eq!(error(Question::default()), "the agent has several sets, name one with --set: chat, code");
+        assert_eq!(
+            explain(&report(vec![]), &Question::default()).unwrap_err(),
+            ExplainError::NoSets,
+            "before the first list"
+        );
         let question = Question { set: Some("chta"), ..Question::default() };
         assert_eq!(error(question), "the agent has no set `chta`; it has chat, code");
         let question = Question { set: Some("chat"), role: Some("encode"), ..Question::default() };
