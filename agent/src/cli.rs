@@ -7,6 +7,7 @@ pub mod check;
 pub mod completions;
 pub mod config_file;
 pub mod config_print;
+pub mod detach;
 pub mod explain;
 pub mod fetch;
 pub mod outcome;
@@ -47,6 +48,7 @@ enum Command {
     Explain(explain::Args),
     Simulate(simulate::Args),
     Config(config_print::Args),
+    Detach(detach::Args),
     Completions(completions::Args),
 }
 
@@ -86,6 +88,7 @@ impl Command {
             Self::Status(args) => status::run(&args, out),
             Self::Explain(args) => explain::run(&args, out),
             Self::Simulate(args) => simulate::run(&args, out),
+            Self::Detach(args) => detach::run(&args, out),
             Self::Completions(args) => completions::run(&args, out),
         }
     }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::{
+    config_file::ConfigFile,
     outcome::{Exit, Failure},
     output::{self, Form, Output, Styles},
     table::{self, Cell},
@@ -20,9 +21,8 @@ use crate::config::{self, ConfigError, Loaded, Problem};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exit codes: 0 all is well, 1 a precondition fails, 64 the configuration is wrong.")]
 pub struct Args {
-    /// The configuration file.
-    #[arg(short, long, value_name = "FILE")]
-    config: PathBuf,
+    #[command(flatten)]
+    file: ConfigFile,
     /// How to write it; wide is the same as table.
     #[arg(short, long, value_enum, default_value_t = Form::Table)]
     output: Form,
@@ -105,14 +105,14 @@ pub struct Fault {
 
 /// Checks the configuration, then the machine.
 pub fn run(args: &Args, out: &mut Output) -> Result<Exit, Failure> {
-    let loaded = match config::load(&args.config, None) {
+    let loaded = match config::load(&args.file.path, args.file.node.as_deref()) {
         Ok(loaded) => loaded,
         Err(error) => return bad_config(args, &error, out),
     };
     let mut preconditions = of_configuration(&loaded);
     preconditions.extend(node::preconditions(&loaded.config));
     let ok = preconditions.iter().all(|precondition| precondition.verdict != Verdict::Fail);
-    let findings = Findings { ok, config: args.config.clone(), faults: Vec::new(), preconditions };
+    let findings = Findings { ok, config: args.file.path.clone(), faults: Vec::new(), preconditions };
     write(args.output, &findings, out)?;
     Ok(if ok { Exit::Done } else { Exit::Failed })
 }
@@ -120,13 +120,13 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit, Failure> {
 /// A bad configuration is an error like any other for people, and data like any other for machines.
 fn bad_config(args: &Args, error: &ConfigError, out: &mut Output) -> Result<Exit, Failure> {
     if matches!(args.output, Form::Table | Form::Wide) {
-        return Err(Failure::usage(format!("the configuration is wrong\n{error}")));
+        return Err(Failure::usage(error));
     }
     let faults = match error {
-        ConfigError::Read { source, .. } => vec![Fault::unreadable(&args.config, source)],
+        ConfigError::Read { source, .. } => vec![Fault::unreadable(&args.file.path, source)],
         ConfigError::Invalid { problems, .. } => problems.iter().map(Fault::from).collect(),
     };
-    let findings = Findings { ok: false, config: args.config.clone(), faults, preconditions: Vec::new() };
+    let findings = Findings { ok: false, config: args.file.path.clone(), faults, preconditions: Vec::new() };
     write(args.output, &findings, out)?;
     Ok(Exit::Usage)
 }

@@ -14,18 +14,14 @@ mod gating;
 mod kernel;
 mod process;
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::sync::Arc;
 
 use prometheus_client::{
-    collector::Collector, encoding::DescriptorEncoder, metrics::counter::Counter, registry::Registry,
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
 };
 
 use super::Scene;
-use families::Families;
 
 /// The prefix of everything that is revgate's own: register in `registry.sub_registry_with_prefix(PREFIX)`.
 pub const PREFIX: &str = "revgate";
@@ -39,7 +35,11 @@ pub fn registry(scene: &Arc<Scene>, no_match: &StrictNoMatch) -> Registry {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(process::Process(Arc::clone(scene))));
     registry.register_collector(Box::new(gating::LlmdShares(Arc::clone(scene))));
-    registry.register_collector(Box::new(no_match.clone()));
+    registry.register(
+        "llm_d_epp_disaggregatedset_strict_revision_no_match",
+        "Requests that named a revision which is not eligible, and were refused",
+        no_match.0.clone(),
+    );
     let own = registry.sub_registry_with_prefix(PREFIX);
     own.register_collector(Box::new(gating::GatingSeries(Arc::clone(scene))));
     own.register_collector(Box::new(kernel::KernelSeries(Arc::clone(scene))));
@@ -47,35 +47,15 @@ pub fn registry(scene: &Arc<Scene>, no_match: &StrictNoMatch) -> Registry {
     registry
 }
 
-/// Requests refused because the revision that they named is not eligible, by set: llm-d's series. It is the sum of
-/// the counters of the set's listeners, read at scrape time, so a request pays for one counter and not for two.
+/// Requests refused because the revision that they named is not eligible, by set: llm-d's series.
 #[derive(Clone, Debug, Default)]
-pub struct StrictNoMatch(Arc<Mutex<BTreeMap<Arc<str>, Vec<Counter>>>>);
+pub struct StrictNoMatch(Family<[(&'static str, Arc<str>); 2], Counter>);
 
 impl StrictNoMatch {
-    /// A counter of such requests to a set; each one is to be added once.
-    pub fn add(&self, set: &Arc<str>, counter: Counter) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .entry(Arc::clone(set))
-            .or_default()
-            .push(counter);
-    }
-}
-
-impl Collector for StrictNoMatch {
-    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let series = counters.iter().map(|(set, counters)| {
-            let labels = [("plugin_type", PLUGIN_TYPE), ("plugin_name", set.as_ref())];
-            (labels, counters.iter().map(Counter::get).sum())
-        });
-        Families(encoder).counters(
-            "llm_d_epp_disaggregatedset_strict_revision_no_match",
-            "Requests that named a revision which is not eligible, and were refused",
-            series,
-        )
+    /// The counter of a set, the same one each time; take it once, not per request. It shows from now on, with 0.
+    #[must_use]
+    pub fn of_set(&self, set: &Arc<str>) -> Counter {
+        self.0.get_or_create_owned(&[("plugin_type", PLUGIN_TYPE.into()), ("plugin_name", Arc::clone(set))])
     }
 }
 
@@ -134,12 +114,9 @@ mod tests {
     fn llm_d_series_have_llm_d_names_and_labels() {
         let scene = testing::scene(testing::snapshot(7, vec![SetBuilder::rollout().build()]));
         let no_match = StrictNoMatch::default();
-        let (prefill, decode) = (Counter::default(), Counter::default());
-        for counter in [&prefill, &decode] {
-            no_match.add(&"chat".into(), counter.clone());
-        }
-        prefill.inc_by(2);
-        decode.inc();
+        // Every listener of a set counts into the same series.
+        no_match.of_set(&"chat".into()).inc_by(2);
+        no_match.of_set(&"chat".into()).inc();
         let text = exposition::encode(&registry(&scene, &no_match), exposition::Format::OpenMetrics).unwrap();
         let labels = r#"plugin_type="disaggregatedset-rollout-screener",plugin_name="chat""#;
         for line in [

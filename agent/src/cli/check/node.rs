@@ -7,7 +7,8 @@ use socket2::{Domain, Socket, Type};
 use super::{Precondition, many};
 use crate::{
     cluster::{file, member::member},
-    config::{Config, SourceConfig, TlsConfig},
+    config::{Config, KernelConfig, KernelMode, SourceConfig, TlsConfig},
+    kernel::preflight,
 };
 
 /// Every precondition of a configuration, in the order in which an agent needs them.
@@ -22,7 +23,21 @@ pub(super) fn preconditions(config: &Config) -> Vec<Precondition> {
             );
         }
     }
+    found.extend(kernel(&config.agent.kernel));
     found
+}
+
+/// What the kernel programs need. With `auto` the agent runs without them, so what is missing is a warning.
+fn kernel(config: &KernelConfig) -> Vec<Precondition> {
+    if config.mode == KernelMode::Off {
+        return vec![Precondition::pass("kernel programs", "not wanted, kernel.mode is off")];
+    }
+    let verdict = |check: preflight::Check| match (check.ok, config.mode) {
+        (true, _) => Precondition::pass(check.name, check.detail),
+        (false, KernelMode::Required) => Precondition::fail(check.name, check.detail, check.fix),
+        (false, _) => Precondition::warn(check.name, check.detail, check.fix),
+    };
+    preflight::checks(config).into_iter().map(verdict).collect()
 }
 
 /// The Pods can be read, and each set finds some: an empty set is most often a mistyped selector.
@@ -118,6 +133,16 @@ mod tests {
         assert_eq!(bindable("a", "127.0.0.1:0".parse().unwrap()).verdict, Verdict::Pass);
         // TEST-NET-1 (RFC 5737) is on no machine, and binding sends nothing.
         assert_eq!(bindable("a", "192.0.2.1:80".parse().unwrap()).verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn what_the_kernel_lacks_fails_only_where_it_is_required() {
+        let with = |mode| KernelConfig { mode, bpffs: "/nonexistent".into(), ..KernelConfig::default() };
+        let bpffs =
+            |mode| kernel(&with(mode)).into_iter().find(|found| found.name == "bpffs").map(|b| b.verdict);
+        assert_eq!(bpffs(KernelMode::Required), Some(Verdict::Fail));
+        assert_eq!(bpffs(KernelMode::Auto), Some(Verdict::Warn));
+        assert_eq!(bpffs(KernelMode::Off), None);
     }
 
     #[test]
