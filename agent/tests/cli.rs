@@ -74,7 +74,7 @@ fn every_command_has_help_on_stdout() {
         .filter_map(|line| line.split_whitespace().next())
         .filter(|name| *name != "help")
         .collect();
-    for expected in ["check", "status", "explain", "completions"] {
+    for expected in ["run", "check", "status", "explain", "detach", "completions"] {
         assert!(names.contains(&expected), "{names:?}");
     }
     for name in names {
@@ -93,7 +93,6 @@ fn wrong_usage_exits_64_and_says_so_on_stderr() {
         &[][..],
         &["nosuch"],
         &["status", "--nosuch"],
-        &["check"],
         &["status", "-o", "xml"],
         &["status", "--admin", "nowhere"],
         &["explain", "--revision", "a", "--decision-id", "b"],
@@ -239,7 +238,7 @@ fn check_passes_where_everything_is_in_place() {
     let (_folder, config) = folder(&whole_config(), Some(POD));
     let (code, stdout, stderr) = outcome(&["check", "--config", &config]);
     assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
-    assert!(stdout.contains("pass    set chat       1 member, 1 Ready, 1 endpoint"), "{stdout}");
+    assert!(stdout.contains("pass    set chat ") && stdout.contains("  1 member, 1 Ready, 1 endpoint\n"), "{stdout}");
 }
 
 #[test]
@@ -274,8 +273,10 @@ fn check_exits_64_on_a_bad_configuration_and_names_the_place() {
     let (code, stdout, _) = outcome(&["check", "--config", &config, "-o", "json"]);
     let json: serde_json::Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((code, &json["ok"], &json["faults"][0]["line"]), (64, &false.into(), &8.into()));
-    let (code, _, stderr) = outcome(&["check", "--config", "/nonexistent/config.yaml"]);
-    assert!(code == 64 && stderr.contains("/nonexistent/config.yaml"), "{stderr}");
+    for command in ["check", "detach"] {
+        let (code, _, stderr) = outcome(&[command, "--config", "/nonexistent/config.yaml"]);
+        assert!(code == 64 && stderr.contains("/nonexistent/config.yaml"), "{stderr}");
+    }
 }
 
 #[test]

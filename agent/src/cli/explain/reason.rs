@@ -9,6 +9,7 @@ use crate::{
     config::DECISION_HEADER,
     gating::{Ask, Distribution, Refusal, RevisionShare, choose},
     observe::report::{Report, RevisionReport, SetReport},
+    proxy::Reason,
 };
 
 /// What a request says.
@@ -102,6 +103,13 @@ pub enum Answer {
     },
 }
 
+impl Answer {
+    /// As the proxy refuses.
+    fn refused(reason: Reason) -> Self {
+        Self::Refused { status: reason.status().as_u16(), reason: reason.word() }
+    }
+}
+
 /// The draws that fall on a revision.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -170,7 +178,7 @@ pub fn explain(report: &Report, question: &Question<'_>) -> Result<Explanation, 
     // A role that is not required may be empty in an eligible revision.
     let nowhere = endpoints.iter().all(|role| role.addresses.is_empty());
     if let (Some(role), true, false) = (question.role, nowhere, matches!(answer, Answer::Refused { .. })) {
-        answer = Answer::Refused { status: 503, reason: "no-endpoint" };
+        answer = Answer::refused(Reason::NoEndpoint);
         because = format!("it has no endpoint in role {role}");
     }
     Ok(Explanation {
@@ -253,8 +261,8 @@ fn draws(set: &SetReport, distribution: &Distribution) -> Vec<Draws> {
 
 fn refused(report: &Report, set: &SetReport, refusal: Refusal, named: Option<&str>) -> (Answer, String) {
     let (reason, because) = match refusal {
-        _ if !report.synced => ("not-synced", "the first Pod list has not been read".to_owned()),
-        Refusal::NoneEligible => ("no-eligible-revision", "no revision is eligible".to_owned()),
+        _ if !report.synced => (Reason::NotSynced, "the first Pod list has not been read".to_owned()),
+        Refusal::NoneEligible => (Reason::NoEligibleRevision, "no revision is eligible".to_owned()),
         Refusal::NamedNotEligible => {
             let name = named.unwrap_or_default();
             let because = match set.revisions.iter().find(|revision| revision.name == name) {
@@ -263,10 +271,10 @@ fn refused(report: &Report, set: &SetReport, refusal: Refusal, named: Option<&st
                 }
                 None => format!("no Pod of the set has revision {name}; another is never substituted"),
             };
-            ("revision-not-eligible", because)
+            (Reason::RevisionNotEligible, because)
         }
     };
-    (Answer::Refused { status: 503, reason }, because)
+    (Answer::refused(reason), because)
 }
 
 fn endpoints<'r>(
