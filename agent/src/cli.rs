@@ -3,9 +3,11 @@
 //! A command gets its arguments and an [`Output`], and gives an [`Exit`] or a [`Failure`]; only this file talks to
 //! the process. Results go to stdout, everything else to stderr, so every command can stand in a pipe.
 
+pub mod check;
 pub mod completions;
 pub mod config_file;
 pub mod config_print;
+pub mod detach;
 pub mod explain;
 pub mod fetch;
 pub mod outcome;
@@ -41,10 +43,12 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(run::Args),
+    Check(check::Args),
     Status(status::Args),
     Explain(explain::Args),
     Simulate(simulate::Args),
     Config(config_print::Args),
+    Detach(detach::Args),
     Completions(completions::Args),
 }
 
@@ -80,9 +84,11 @@ impl Command {
         match self {
             Self::Run(args) => run::run(&args, out),
             Self::Config(args) => config_print::run(&args, out),
+            Self::Check(args) => check::run(&args, out),
             Self::Status(args) => status::run(&args, out),
             Self::Explain(args) => explain::run(&args, out),
             Self::Simulate(args) => simulate::run(&args, out),
+            Self::Detach(args) => detach::run(&args, out),
             Self::Completions(args) => completions::run(&args, out),
         }
     }

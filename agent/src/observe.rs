@@ -10,7 +10,6 @@ pub mod facts;
 pub mod kernel;
 pub mod log;
 pub mod metrics;
-pub mod narrator;
 pub mod process;
 pub mod readiness;
 pub mod report;
@@ -20,7 +19,6 @@ pub mod scene;
 pub(crate) mod testing;
 
 pub use kernel::{KernelReader, KernelReading};
-pub use narrator::Narrator;
 pub use readiness::{Gate, Readiness};
 pub use report::Report;
 pub use scene::Scene;

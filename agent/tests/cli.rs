@@ -3,13 +3,15 @@
 #![expect(clippy::unwrap_used, reason = "what does not work fails the test")]
 
 use std::{
-    io::{Read, Write},
+    fs,
+    io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     process::{Command, Output, Stdio},
     thread,
 };
 
 use socket2::{Domain, Socket, Type};
+use tempfile::TempDir;
 
 /// A report as `/debug/state` gives it.
 const REPORT: &str = include_str!("data/report.json");
@@ -72,7 +74,7 @@ fn every_command_has_help_on_stdout() {
         .filter_map(|line| line.split_whitespace().next())
         .filter(|name| *name != "help")
         .collect();
-    for expected in ["status", "explain", "completions"] {
+    for expected in ["run", "check", "status", "explain", "detach", "completions"] {
         assert!(names.contains(&expected), "{names:?}");
     }
     for name in names {
@@ -143,12 +145,27 @@ fn status_as_json_and_yaml_holds_everything() {
 }
 
 #[test]
+fn watch_shows_it_again_until_nobody_reads() {
+    let admin = peer("200 OK", REPORT).to_string();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_revgate"))
+        .args(["status", "--watch", "-o", "json", "--admin", &admin])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let (first, second) = (lines.next().unwrap().unwrap(), lines.next().unwrap().unwrap());
+    assert!(first.starts_with('{') && first == second);
+    drop(lines);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn explain_tells_the_agents_own_choice() {
     let admin = peer("200 OK", REPORT).to_string();
     let (code, stdout, _) = outcome(&["explain", "--admin", &admin, "--revision", "9e11bb23"]);
     assert_eq!(code, 0);
     assert!(
-        stdout.contains("is refused with 503 (named_not_eligible): 9e11bb23 lacks a Ready prefill Pod"),
+        stdout.contains("is refused with 503 (revision-not-eligible): 9e11bb23 lacks a Ready prefill Pod"),
         "{stdout}"
     );
     let (_, stdout, _) = outcome(&["explain", "--admin", &admin, "--role", "decode", "-o", "json"]);
@@ -178,6 +195,87 @@ fn something_else_at_the_address_is_told_apart() {
         let (code, _, stderr) = outcome(&["status", "--admin", &peer(status, body).to_string()]);
         assert_eq!(code, 1);
         assert!(stderr.contains("is no revgate of this version"), "{stderr}");
+    }
+}
+
+const CONFIG: &str = "\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: disaggregatedset-rollout-screener
+  name: chat
+  parameters:
+    scope: { labelSelector: app=chat }
+    revisionGating: { mode: max-role, requiredRoles: [prefill, decode] }
+";
+
+/// A folder with `config.yaml`; `PODS` in the text is a Pod file beside it, which holds `pods`.
+fn folder(config: &str, pods: Option<&str>) -> (TempDir, String) {
+    let folder = TempDir::new().unwrap();
+    let path = |name| folder.path().join(name);
+    let pod_file = path("pods.yaml");
+    fs::write(path("config.yaml"), config.replace("PODS", pod_file.to_str().unwrap())).unwrap();
+    if let Some(pods) = pods {
+        fs::write(&pod_file, pods).unwrap();
+    }
+    let config = path("config.yaml").to_str().unwrap().to_owned();
+    (folder, config)
+}
+
+/// With a source, and an admin address that is free.
+fn whole_config() -> String {
+    format!(
+        "{CONFIG}---\napiVersion: revgate.dev/v1alpha1\nkind: AgentConfig\n\
+         source: {{ file: {{ path: PODS }} }}\nadmin: {{ address: 127.66.0.1:9901 }}\nkernel: {{ mode: \"off\" }}\n"
+    )
+}
+
+const POD: &str = "- name: a\n  ip: 127.1.0.1\n  ready: true\n  labels:\n    app: chat\n    \
+    disaggregatedset.x-k8s.io/revision: r1\n    disaggregatedset.x-k8s.io/role: decode\n";
+
+#[test]
+fn check_passes_where_everything_is_in_place() {
+    let (_folder, config) = folder(&whole_config(), Some(POD));
+    let (code, stdout, stderr) = outcome(&["check", "--config", &config]);
+    assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
+    assert!(stdout.contains("pass    set chat ") && stdout.contains("  1 member, 1 Ready, 1 endpoint\n"), "{stdout}");
+}
+
+#[test]
+fn check_fails_with_1_and_a_fix_where_the_machine_is_not_ready() {
+    let (_folder, config) = folder(&whole_config(), None);
+    let (code, stdout, _) = outcome(&["check", "--config", &config]);
+    assert_eq!(code, 1);
+    assert!(
+        stdout.contains("FAIL    Pod file")
+            && stdout.contains("\nTo do:\n")
+            && stdout.contains("\n  Pod file: "),
+        "{stdout}"
+    );
+    let (code, stdout, _) = outcome(&["check", "--config", &config, "-o", "json"]);
+    let json: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((code, &json["ok"]), (1, &false.into()));
+    assert!(
+        json["preconditions"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|p| p["verdict"] == "fail" && p["fix"].is_string())
+    );
+}
+
+#[test]
+fn check_exits_64_on_a_bad_configuration_and_names_the_place() {
+    let (_folder, config) = folder(&CONFIG.replace("max-role", "max-roll"), None);
+    let (code, stdout, stderr) = outcome(&["check", "--config", &config]);
+    assert_eq!((code, stdout.as_str()), (64, ""));
+    assert!(stderr.contains("config.yaml:8:") && stderr.contains("did you mean `max-role`"), "{stderr}");
+    let (code, stdout, _) = outcome(&["check", "--config", &config, "-o", "json"]);
+    let json: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((code, &json["ok"], &json["faults"][0]["line"]), (64, &false.into(), &8.into()));
+    for command in ["check", "detach"] {
+        let (code, _, stderr) = outcome(&[command, "--config", "/nonexistent/config.yaml"]);
+        assert!(code == 64 && stderr.contains("/nonexistent/config.yaml"), "{stderr}");
     }
 }
 

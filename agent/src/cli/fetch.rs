@@ -100,7 +100,7 @@ impl From<FetchError> for Failure {
         match error {
             FetchError::Connect { .. } | FetchError::TimedOut { .. } => failure
                 .hint("Is the agent running on this machine?  revgate run --config FILE")
-                .hint("Does it listen elsewhere?  --admin host:port, as in `admin` of its AgentConfig")
+                .hint("Does it listen elsewhere?  --admin host:port, as `admin.address` of its AgentConfig says")
                 .hint("In a cluster:  kubectl -n NAMESPACE exec POD -- revgate status"),
             FetchError::NotAnAgent { .. } => {
                 failure.hint("Is --admin the agent's admin address, and the agent of this version?")

@@ -65,7 +65,9 @@ type Answer = Response<Full<Bytes>>;
 
 /// The admin address could not be bound.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on admin address {address}: {source}; is another revgate running here? Set `admin`")]
+#[error(
+    "cannot listen on admin address {address}: {source}; is another revgate running here? Set `admin.address`"
+)]
 pub struct BindError {
     /// The address.
     pub address: SocketAddr,
@@ -312,6 +314,6 @@ mod tests {
     async fn an_address_in_use_is_an_error_that_says_what_to_do() {
         let (_scene, address, _tasks) = start().await;
         let error = bind(address).await.unwrap_err().to_string();
-        assert!(error.contains(&address.to_string()) && error.contains("Set `admin`"), "{error}");
+        assert!(error.contains(&address.to_string()) && error.contains("Set `admin.address`"), "{error}");
     }
 }

@@ -37,7 +37,7 @@ pub fn registry(scene: &Arc<Scene>, no_match: &StrictNoMatch) -> Registry {
     registry.register_collector(Box::new(gating::LlmdShares(Arc::clone(scene))));
     registry.register(
         "llm_d_epp_disaggregatedset_strict_revision_no_match",
-        "Requests that named a revision with no eligible endpoint and were refused",
+        "Requests that named a revision which is not eligible, and were refused",
         no_match.0.clone(),
     );
     let own = registry.sub_registry_with_prefix(PREFIX);
@@ -52,7 +52,7 @@ pub fn registry(scene: &Arc<Scene>, no_match: &StrictNoMatch) -> Registry {
 pub struct StrictNoMatch(Family<[(&'static str, Arc<str>); 2], Counter>);
 
 impl StrictNoMatch {
-    /// The counter of a set; take it once, not per request. It shows from now on, with 0.
+    /// The counter of a set, the same one each time; take it once, not per request. It shows from now on, with 0.
     #[must_use]
     pub fn of_set(&self, set: &Arc<str>) -> Counter {
         self.0.get_or_create_owned(&[("plugin_type", PLUGIN_TYPE.into()), ("plugin_name", Arc::clone(set))])
@@ -114,6 +114,8 @@ mod tests {
     fn llm_d_series_have_llm_d_names_and_labels() {
         let scene = testing::scene(testing::snapshot(7, vec![SetBuilder::rollout().build()]));
         let no_match = StrictNoMatch::default();
+        // Every listener of a set counts into the same series.
+        no_match.of_set(&"chat".into()).inc_by(2);
         no_match.of_set(&"chat".into()).inc();
         let text = exposition::encode(&registry(&scene, &no_match), exposition::Format::OpenMetrics).unwrap();
         let labels = r#"plugin_type="disaggregatedset-rollout-screener",plugin_name="chat""#;
@@ -121,7 +123,7 @@ mod tests {
             format!(
                 r#"llm_d_epp_disaggregatedset_revision_gating_share{{{labels},mode="max-role",revision="7f00aa12"}} 0.4"#
             ),
-            format!("llm_d_epp_disaggregatedset_strict_revision_no_match_total{{{labels}}} 1"),
+            format!("llm_d_epp_disaggregatedset_strict_revision_no_match_total{{{labels}}} 3"),
         ] {
             assert!(text.lines().any(|l| l == line), "no line {line}\n{text}");
         }

@@ -9,6 +9,7 @@ use crate::{
     config::DECISION_HEADER,
     gating::{Ask, Distribution, Refusal, RevisionShare, choose},
     observe::report::{Report, RevisionReport, SetReport},
+    proxy::Reason,
 };
 
 /// What a request says.
@@ -35,6 +36,9 @@ pub enum ExplainError {
         /// The sets that there are.
         sets: Vec<String>,
     },
+    /// There is no set yet.
+    #[error("the agent shows no set yet; `revgate status` says what it waits for")]
+    NoSets,
     /// It is not clear which set is meant.
     #[error("the agent has several sets, name one with --set: {}", sets.join(", "))]
     WhichSet {
@@ -99,6 +103,13 @@ pub enum Answer {
     },
 }
 
+impl Answer {
+    /// As the proxy refuses.
+    fn refused(reason: Reason) -> Self {
+        Self::Refused { status: reason.status().as_u16(), reason: reason.word() }
+    }
+}
+
 /// The draws that fall on a revision.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -140,7 +151,7 @@ pub fn explain(report: &Report, question: &Question<'_>) -> Result<Explanation, 
     };
     // A draw of 0 stands for any: whether something is chosen does not depend on it.
     let choice = choose(&distribution, gated, ask, 0);
-    let (answer, because) = match (choice, ask) {
+    let (mut answer, mut because) = match (choice, ask) {
         (Err(refusal), _) => refused(report, set, refusal, question.revision.as_deref()),
         (Ok(None), _) => {
             (Answer::Any, "gating is disabled, the least busy endpoint of the role is taken".to_owned())
@@ -162,8 +173,14 @@ pub fn explain(report: &Report, question: &Question<'_>) -> Result<Explanation, 
         Answer::Weighted | Answer::Any => revision.eligible,
         Answer::Refused { .. } => false,
     };
-    let endpoints =
+    let endpoints: Vec<Endpoints> =
         set.revisions.iter().filter(wanted).flat_map(|revision| endpoints(revision, question.role)).collect();
+    // A role that is not required may be empty in an eligible revision.
+    let nowhere = endpoints.iter().all(|role| role.addresses.is_empty());
+    if let (Some(role), true, false) = (question.role, nowhere, matches!(answer, Answer::Refused { .. })) {
+        answer = Answer::refused(Reason::NoEndpoint);
+        because = format!("it has no endpoint in role {role}");
+    }
     Ok(Explanation {
         set: set.name.clone(),
         mode: set.mode.clone(),
@@ -180,6 +197,7 @@ pub fn explain(report: &Report, question: &Question<'_>) -> Result<Explanation, 
 fn find_set<'r>(report: &'r Report, asked: Option<&str>) -> Result<&'r SetReport, ExplainError> {
     let sets = || report.sets.iter().map(|set| set.name.clone()).collect();
     match (asked, report.sets.as_slice()) {
+        (_, []) => Err(ExplainError::NoSets),
         (Some(name), known) => known
             .iter()
             .find(|set| set.name == name)
@@ -243,8 +261,8 @@ fn draws(set: &SetReport, distribution: &Distribution) -> Vec<Draws> {
 
 fn refused(report: &Report, set: &SetReport, refusal: Refusal, named: Option<&str>) -> (Answer, String) {
     let (reason, because) = match refusal {
-        _ if !report.synced => ("not_synced", "the first Pod list has not been read".to_owned()),
-        Refusal::NoneEligible => ("none_eligible", "no revision is eligible".to_owned()),
+        _ if !report.synced => (Reason::NotSynced, "the first Pod list has not been read".to_owned()),
+        Refusal::NoneEligible => (Reason::NoEligibleRevision, "no revision is eligible".to_owned()),
         Refusal::NamedNotEligible => {
             let name = named.unwrap_or_default();
             let because = match set.revisions.iter().find(|revision| revision.name == name) {
@@ -253,10 +271,10 @@ fn refused(report: &Report, set: &SetReport, refusal: Refusal, named: Option<&st
                 }
                 None => format!("no Pod of the set has revision {name}; another is never substituted"),
             };
-            ("named_not_eligible", because)
+            (Reason::RevisionNotEligible, because)
         }
     };
-    (Answer::Refused { status: 503, reason }, because)
+    (Answer::refused(reason), because)
 }
 
 fn endpoints<'r>(
@@ -330,7 +348,7 @@ mod tests {
             ("nosuch", "no Pod of the set has revision nosuch; another is never substituted"),
         ] {
             let explanation = explain(&report, &named(name)).unwrap();
-            assert_eq!(explanation.answer, Answer::Refused { status: 503, reason: "named_not_eligible" });
+            assert_eq!(explanation.answer, Answer::Refused { status: 503, reason: "revision-not-eligible" });
             assert_eq!(explanation.because, because);
             assert!(explanation.endpoints.is_empty());
         }
@@ -353,9 +371,17 @@ mod tests {
         let paused = SetBuilder::new("chat").revision("a", [0, 1]).build();
         let mut report = report(vec![paused]);
         let refused = |reason| Answer::Refused { status: 503, reason };
-        assert_eq!(explain(&report, &Question::default()).unwrap().answer, refused("none_eligible"));
+        assert_eq!(explain(&report, &Question::default()).unwrap().answer, refused("no-eligible-revision"));
         report.synced = false;
-        assert_eq!(explain(&report, &Question::default()).unwrap().answer, refused("not_synced"));
+        assert_eq!(explain(&report, &Question::default()).unwrap().answer, refused("not-synced"));
+    }
+
+    #[test]
+    fn a_revision_without_an_endpoint_in_the_role_is_refused() {
+        let set = SetBuilder::new("chat").mode(GatingMode::Disabled).revision("a", [0, 1]).build();
+        let question = Question { role: Some("prefill"), ..named("a") };
+        let explanation = explain(&report(vec![set]), &question).unwrap();
+        assert_eq!(explanation.answer, Answer::Refused { status: 503, reason: "no-endpoint" });
     }
 
     #[test]
@@ -369,6 +395,11 @@ mod tests {
         let sets = || vec![SetBuilder::rollout().build(), SetBuilder::new("code").build()];
         let error = |question| explain(&report(sets()), &question).unwrap_err().to_string();
         assert_eq!(error(Question::default()), "the agent has several sets, name one with --set: chat, code");
+        assert_eq!(
+            explain(&report(vec![]), &Question::default()).unwrap_err(),
+            ExplainError::NoSets,
+            "before the first list"
+        );
         let question = Question { set: Some("chta"), ..Question::default() };
         assert_eq!(error(question), "the agent has no set `chta`; it has chat, code");
         let question = Question { set: Some("chat"), role: Some("encode"), ..Question::default() };

@@ -1,0 +1,152 @@
+//! The preconditions that this machine must meet for a configuration.
+
+use std::{fs::File, io, net::SocketAddr, path::Path};
+
+use socket2::{Domain, Socket, Type};
+
+use super::{Precondition, many};
+use crate::{
+    cluster::{file, member::member},
+    config::{Config, KernelConfig, KernelMode, SourceConfig, TlsConfig},
+    kernel::preflight,
+};
+
+/// Every precondition of a configuration, in the order in which an agent needs them.
+pub(super) fn preconditions(config: &Config) -> Vec<Precondition> {
+    let mut found = source(config);
+    found.push(bindable("admin address", config.agent.admin));
+    for listener in &config.agent.listeners {
+        found.push(bindable(&format!("listener {}", listener.name), listener.address));
+        if let Some(TlsConfig { certificate, key }) = &listener.tls {
+            found.extend(
+                [certificate, key].map(|file| readable(&format!("listener {} TLS", listener.name), file)),
+            );
+        }
+    }
+    found.extend(kernel(&config.agent.kernel));
+    found
+}
+
+/// What the kernel programs need. With `auto` the agent runs without them, so what is missing is a warning.
+fn kernel(config: &KernelConfig) -> Vec<Precondition> {
+    if config.mode == KernelMode::Off {
+        return vec![Precondition::pass("kernel programs", "not wanted, kernel.mode is off")];
+    }
+    let verdict = |check: preflight::Check| match (check.ok, config.mode) {
+        (true, _) => Precondition::pass(check.name, check.detail),
+        (false, KernelMode::Required) => Precondition::fail(check.name, check.detail, check.fix),
+        (false, _) => Precondition::warn(check.name, check.detail, check.fix),
+    };
+    preflight::checks(config).into_iter().map(verdict).collect()
+}
+
+/// The Pods can be read, and each set finds some: an empty set is most often a mistyped selector.
+fn source(config: &Config) -> Vec<Precondition> {
+    let SourceConfig::File { path } = &config.agent.source;
+    let listed = match file::read(path) {
+        Ok(listed) => listed,
+        Err(error) => {
+            let fix = "write the Pods that the agent should know to that file, or change `source`";
+            return vec![Precondition::fail("Pod file", error.to_string(), fix)];
+        }
+    };
+    let mut found =
+        vec![Precondition::pass("Pod file", format!("{}: {}", path.display(), many(listed.len(), "Pod")))];
+    for set in &config.sets {
+        let members = listed.iter().filter_map(|listed| member(&listed.pod, set));
+        let (mut all, mut ready, mut endpoints) = (0, 0, 0);
+        for member in members {
+            all += 1;
+            ready += usize::from(member.counts);
+            endpoints += member.endpoints.len();
+        }
+        let name = format!("set {}", set.name);
+        let counts = format!("{}, {ready} Ready, {}", many(all, "member"), many(endpoints, "endpoint"));
+        found.push(if all == 0 {
+            let fix = format!(
+                "its Pods need the labels {} and {}, and those of its scope",
+                set.revision_label, set.role_label
+            );
+            Precondition::warn(name, counts, fix)
+        } else {
+            Precondition::pass(name, counts)
+        });
+    }
+    found
+}
+
+/// Whether an agent may listen there. Binds without listening, so no client can notice.
+fn bindable(name: &str, address: SocketAddr) -> Precondition {
+    match bind(address) {
+        Ok(()) => Precondition::pass(name, format!("{address} is free")),
+        Err(error) => match error.kind() {
+            // With a running agent this is as it should be.
+            io::ErrorKind::AddrInUse => Precondition::warn(
+                name,
+                format!("{address} is in use"),
+                "fine where that is a running revgate, else free the address or choose another",
+            ),
+            io::ErrorKind::AddrNotAvailable => Precondition::fail(
+                name,
+                format!("{address} is no address of this machine"),
+                "choose one that `ip address` shows, or 0.0.0.0",
+            ),
+            io::ErrorKind::PermissionDenied => Precondition::fail(
+                name,
+                format!("{address} may not be bound: {error}"),
+                "choose a port from 1024 on, or give the agent CAP_NET_BIND_SERVICE",
+            ),
+            _ => Precondition::fail(name, format!("{address}: {error}"), "choose another address"),
+        },
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<()> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    // As a listener does: old connections of a stopped agent are no obstacle.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())
+}
+
+fn readable(name: &str, path: &Path) -> Precondition {
+    match File::open(path) {
+        Ok(_) => Precondition::pass(name, format!("{} can be read", path.display())),
+        Err(error) => Precondition::fail(
+            name,
+            format!("{}: {error}", path.display()),
+            "mount the certificate and key there, readable by the agent",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::cli::check::Verdict;
+
+    #[test]
+    fn an_address_in_use_is_a_warning_and_a_foreign_one_a_failure() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        assert_eq!(bindable("a", listener.local_addr().unwrap()).verdict, Verdict::Warn);
+        assert_eq!(bindable("a", "127.0.0.1:0".parse().unwrap()).verdict, Verdict::Pass);
+        // TEST-NET-1 (RFC 5737) is on no machine, and binding sends nothing.
+        assert_eq!(bindable("a", "192.0.2.1:80".parse().unwrap()).verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn what_the_kernel_lacks_fails_only_where_it_is_required() {
+        let with = |mode| KernelConfig { mode, bpffs: "/nonexistent".into(), ..KernelConfig::default() };
+        let bpffs =
+            |mode| kernel(&with(mode)).into_iter().find(|found| found.name == "bpffs").map(|b| b.verdict);
+        assert_eq!(bpffs(KernelMode::Required), Some(Verdict::Fail));
+        assert_eq!(bpffs(KernelMode::Auto), Some(Verdict::Warn));
+        assert_eq!(bpffs(KernelMode::Off), None);
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_a_failure() {
+        assert_eq!(readable("a", Path::new("/nonexistent/tls.key")).verdict, Verdict::Fail);
+    }
+}
