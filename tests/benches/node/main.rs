@@ -12,7 +12,7 @@ mod load;
 mod report;
 mod server;
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{path::Path, process::ExitCode, time::Duration};
 
 use clap::{Parser, ValueEnum};
 use tokio::{runtime, task::LocalSet};
@@ -21,6 +21,9 @@ use crate::cpu::Cores;
 
 /// What went wrong, for a person to read.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// The page that explains what is measured.
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/benchmarks.md");
 
 /// How much to measure.
 #[derive(Debug)]
@@ -48,9 +51,9 @@ struct Arguments {
     /// Measure only this part
     #[arg(long, value_enum)]
     only: Option<Part>,
-    /// Write the report into this page too
-    #[arg(long, value_name = "PAGE")]
-    write: Option<PathBuf>,
+    /// Write the report into docs/benchmarks.md too
+    #[arg(long)]
+    write: bool,
     /// What cargo adds
     #[arg(long, hide = true)]
     bench: bool,
@@ -110,8 +113,5 @@ fn run(arguments: &Arguments) -> Result<()> {
     };
     let report = report::render(&plan, &http, &connects)?;
     println!("{report}");
-    match &arguments.write {
-        Some(page) => report::write_into(page, &report),
-        None => Ok(()),
-    }
+    if arguments.write { report::write_into(Path::new(PAGE), &report) } else { Ok(()) }
 }
