@@ -227,7 +227,7 @@ fn by_weight(
 ) -> Fate {
     let eligible: Vec<_> = revisions.iter().filter(|r| r.endpoints.iter().all(|e| !e.is_empty())).collect();
     let sum = |role: usize| -> u64 { eligible.iter().map(|r| r.endpoints[role].len() as u64).sum() };
-    let dominant = if sum(1) > sum(0) { 1 } else { 0 };
+    let dominant = usize::from(sum(1) > sum(0));
     let mut cumulative = 0;
     for revision in &eligible {
         cumulative += revision.endpoints[dominant].len() as u64;
