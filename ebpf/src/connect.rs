@@ -142,7 +142,7 @@ impl Tables for Live<'_> {
         // Not a range: its iterator costs the verifier more than all the rest.
         while tried < SOURCE_LEVELS && levels != 0 {
             // SAFETY: a helper without memory arguments; 0 for a level below the process's own.
-            let cgroup = unsafe { bpf_get_current_ancestor_cgroup_id((levels & 0xff) as i32) };
+            let cgroup = unsafe { bpf_get_current_ancestor_cgroup_id((levels & 0xff).cast_signed()) };
             if let Some(source) = maps::source(cgroup) {
                 return Some(source);
             }

@@ -31,7 +31,7 @@ fn count(ctx: SockOpsContext) -> u32 {
 fn opened(ctx: &SockOpsContext) {
     let Some(peer) = peer(ctx.ops) else { return };
     let flags = ctx.cb_flags() | BPF_SOCK_OPS_STATE_CB_FLAG;
-    if ctx.set_cb_flags(flags as i32).is_err() {
+    if ctx.set_cb_flags(flags.cast_signed()).is_err() {
         // Without its end a count would never come down again.
         return;
     }

@@ -16,6 +16,7 @@
     clippy::inline_always,
     reason = "the verifier sees one flat program; calls on the connect path cost and confuse it"
 )]
+#![expect(clippy::needless_pass_by_value, reason = "aya's macros hand the context over by value")]
 #![expect(unsafe_code, reason = "every line here speaks to the kernel")]
 
 mod connect;

@@ -1,8 +1,15 @@
 //! What the end-to-end tests share.
+#![expect(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "this crate is part of tests: what fails here fails the test, and says where"
+)]
 
 pub mod dial;
 pub mod echo;
 pub mod node;
+pub mod random;
 pub mod require;
 pub mod shadow;
 pub mod world;

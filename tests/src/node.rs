@@ -14,7 +14,7 @@ use std::{
 use revgate::{
     cluster::Cgroup,
     config::{FenceMode, KernelConfig, KernelMode},
-    kernel::{Kernel, Pinner, Publish, Reader, cgroup},
+    kernel::{Kernel, KernelError, Pinner, Publish, Reader, cgroup},
     snapshot::Snapshot,
 };
 use rustix::thread::gettid;
@@ -68,10 +68,7 @@ impl Node {
         }
         match Kernel::start(&node.config) {
             Ok(kernel) => node.own(kernel),
-            Err(
-                error @ revgate::kernel::KernelError::NotBuilt
-                | error @ revgate::kernel::KernelError::NoBpffs { .. },
-            ) => {
+            Err(error @ (KernelError::NotBuilt | KernelError::NoBpffs { .. })) => {
                 require::skip("bpf", &error.to_string());
                 return None;
             }

@@ -167,7 +167,9 @@ impl Set {
             let name = revision.name.as_str().into();
             census.mention(&name);
             for (role, of_role) in revision.endpoints.iter().enumerate() {
-                of_role.iter().for_each(|_| census.count(&name, role, 1));
+                for _ in of_role {
+                    census.count(&name, role, 1);
+                }
             }
         }
         SetView {
