@@ -42,7 +42,8 @@ pub(super) struct Opened {
 
 /// Binds one of several sockets to an address; the kernel spreads connections over them.
 pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(SocketProtocol::TCP))?;
+    let socket =
+        Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(SocketProtocol::TCP))?;
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(true)?;
     // Accepted sockets inherit these: no system call per connection.

@@ -125,7 +125,9 @@ impl Client {
 
     /// Closes it if it has outstayed a limit.
     pub(super) fn check(&self, now: u64, http: &HttpConfig) {
-        let over = |since: u64, limit: std::time::Duration| u128::from(now.saturating_sub(since)) >= limit.as_millis();
+        let over = |since: u64, limit: std::time::Duration| {
+            u128::from(now.saturating_sub(since)) >= limit.as_millis()
+        };
         let blocked = self.blocked.get();
         let stuck = blocked != 0 && over(blocked, http.idle_timeout);
         let late = match self.phase.get() {
@@ -174,8 +176,12 @@ impl Client {
 }
 
 /// Serves a connection to its end.
-pub(super) async fn serve<S>(stream: S, protocol: Option<Protocol>, listener: Rc<Listener>, client: Rc<Client>)
-where
+pub(super) async fn serve<S>(
+    stream: S,
+    protocol: Option<Protocol>,
+    listener: Rc<Listener>,
+    client: Rc<Client>,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Reset + 'static,
 {
     let mut stream = Stream { inner: stream, first: Vec::new(), at: 0, client: Rc::clone(&client) };
@@ -316,7 +322,11 @@ struct Stream<S: Reset> {
 }
 
 impl<S: AsyncRead + Unpin + Reset> AsyncRead for Stream<S> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if let Some(rest) = this.first.get(this.at..)
             && !rest.is_empty()

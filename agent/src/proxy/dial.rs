@@ -62,7 +62,8 @@ pub(super) async fn dial(
         epoch: chosen.epoch,
     };
     pinner.pin(socket.as_fd(), &pin).map_err(DialError::Socket)?;
-    let stream = match tokio::time::timeout(timeout, connect(socket, seen_from(endpoint, destination))).await {
+    let stream = match tokio::time::timeout(timeout, connect(socket, seen_from(endpoint, destination))).await
+    {
         Ok(stream) => stream.map_err(DialError::Connect)?,
         Err(_) => return Err(DialError::Timeout),
     };

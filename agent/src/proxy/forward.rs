@@ -127,9 +127,20 @@ async fn forward(
     // Too long to be kept for another try, so no connection that may turn out to be closed.
     let fresh = upload.as_ref().is_some_and(|upload| upload.length.is_some_and(|length| length > KEPT));
     let left = http.retries;
-    Attempts { listener, http, place, revision, upload, fresh, tried: Vec::new(), stale: None, last: None, left }
-        .run(parts)
-        .await
+    Attempts {
+        listener,
+        http,
+        place,
+        revision,
+        upload,
+        fresh,
+        tried: Vec::new(),
+        stale: None,
+        last: None,
+        left,
+    }
+    .run(parts)
+    .await
 }
 
 impl Attempts<'_> {
@@ -138,11 +149,8 @@ impl Attempts<'_> {
         let patience = Patience { response: self.http.response_timeout, stalled: self.http.idle_timeout };
         loop {
             let chosen = self.choose()?;
-            let pooled = if self.fresh {
-                None
-            } else {
-                chosen.target.take(worker.ticker.now(), worker.pool_limits())
-            };
+            let pooled =
+                if self.fresh { None } else { chosen.target.take(worker.ticker.now(), worker.pool_limits()) };
             let mut lease = Lease::new(Rc::clone(&chosen.target));
             let reused = pooled.is_some();
             let mut link = match pooled {

@@ -55,7 +55,10 @@ fn revision<'h>(headers: &'h HeaderMap, header: &HeaderName) -> Result<Option<&'
 }
 
 /// Makes the head of a request fit for an HTTP/1.1 engine, in place.
-pub(super) fn to_endpoint(parts: &mut request::Parts, revision_header: &HeaderName) -> Result<(), ProxyError> {
+pub(super) fn to_endpoint(
+    parts: &mut request::Parts,
+    revision_header: &HeaderName,
+) -> Result<(), ProxyError> {
     if parts.method == Method::CONNECT {
         return Err(ProxyError::Connect);
     }

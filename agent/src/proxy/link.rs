@@ -110,7 +110,11 @@ impl Link {
             }
             loop {
                 let Some(sleep) = timer.as_mut().as_pin_mut() else {
-                    let step = if upload.is_some() { patience.response.min(patience.stalled) } else { patience.response };
+                    let step = if upload.is_some() {
+                        patience.response.min(patience.stalled)
+                    } else {
+                        patience.response
+                    };
                     timer.set(Some(tokio::time::sleep(step)));
                     waited += step;
                     continue;
@@ -122,7 +126,9 @@ impl Link {
                     Some(upload) => {
                         let still = upload.still();
                         match upload.progress() {
-                            Progress::Sending => (patience.stalled.saturating_sub(still), ExchangeError::Stalled),
+                            Progress::Sending => {
+                                (patience.stalled.saturating_sub(still), ExchangeError::Stalled)
+                            }
                             _ => (patience.response.saturating_sub(still), ExchangeError::Timeout),
                         }
                     }

@@ -193,11 +193,6 @@ impl ListenerMetrics {
         self.revisions.borrow_mut().remove(revision);
         forget_revision(&self.requests, &self.name, revision);
     }
-
-    /// The revisions that have series.
-    pub(super) fn known(&self) -> Vec<Arc<str>> {
-        self.revisions.borrow().keys().cloned().collect()
-    }
 }
 
 /// Drops the series of a revision.
@@ -253,8 +248,8 @@ const fn class(status: StatusCode) -> (usize, &'static str) {
 
 /// Upper bounds of the histogram's buckets, microseconds; what is above goes into the last, unbounded one.
 const BOUNDS: [u64; 16] = [
-    100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000,
-    10_000_000, 60_000_000,
+    100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000,
+    2_500_000, 10_000_000, 60_000_000,
 ];
 
 /// A histogram of times made of atomics alone: the crate's own takes a lock for each observation.
@@ -310,9 +305,18 @@ mod tests {
         listener.latency.observe(u64::from(u32::MAX));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        assert!(text.contains(r#"proxy_time_to_response_seconds_bucket{le="0.0001",listener="prefill"} 1"#), "{text}");
-        assert!(text.contains(r#"proxy_time_to_response_seconds_bucket{le="0.00025",listener="prefill"} 2"#), "{text}");
-        assert!(text.contains(r#"proxy_time_to_response_seconds_bucket{le="+Inf",listener="prefill"} 3"#), "{text}");
+        assert!(
+            text.contains(r#"proxy_time_to_response_seconds_bucket{le="0.0001",listener="prefill"} 1"#),
+            "{text}"
+        );
+        assert!(
+            text.contains(r#"proxy_time_to_response_seconds_bucket{le="0.00025",listener="prefill"} 2"#),
+            "{text}"
+        );
+        assert!(
+            text.contains(r#"proxy_time_to_response_seconds_bucket{le="+Inf",listener="prefill"} 3"#),
+            "{text}"
+        );
     }
 
     #[test]

@@ -144,7 +144,9 @@ impl Body for ReplyBody {
             Source::Endpoint { incoming, link, .. } => (incoming, link),
         };
         let mut polled = Pin::new(&mut *incoming).poll_frame(cx);
-        if polled.is_pending() && let Some(driven) = link {
+        if polled.is_pending()
+            && let Some(driven) = link
+        {
             if driven.poll(cx).is_ready() {
                 *link = None;
             }
@@ -160,7 +162,10 @@ impl Body for ReplyBody {
             Poll::Ready(_) => {}
         }
         // The end: the connection reads the end too, and is free.
-        if let Some(driven) = link && !driven.is_idle() && driven.poll(cx).is_ready() {
+        if let Some(driven) = link
+            && !driven.is_idle()
+            && driven.poll(cx).is_ready()
+        {
             *link = None;
         }
         this.release_idle();

@@ -273,7 +273,9 @@ impl RoleTable {
         let endpoint = match (Candidates { all, local, tried }).choose(rules) {
             Ok(endpoint) => Arc::clone(endpoint),
             Err(Unavailable::AllTried) => return Ok(None),
-            Err(Unavailable::NoEndpoint) => return Err(ProxyError::NoEndpoint { role: Arc::clone(&self.role) }),
+            Err(Unavailable::NoEndpoint) => {
+                return Err(ProxyError::NoEndpoint { role: Arc::clone(&self.role) });
+            }
             Err(Unavailable::BreakersOpen) => {
                 return Err(ProxyError::BreakersOpen { role: Arc::clone(&self.role) });
             }

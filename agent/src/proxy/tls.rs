@@ -46,11 +46,8 @@ pub(super) fn load(tls: &TlsConfig) -> Result<Arc<ServerConfig>, TlsError> {
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(unreadable(&tls.certificate))?;
     let key = PrivateKeyDer::from_pem_file(&tls.key).map_err(unreadable(&tls.key))?;
-    let unusable = |source| TlsError::Pair {
-        certificate: tls.certificate.clone(),
-        key: tls.key.clone(),
-        source,
-    };
+    let unusable =
+        |source| TlsError::Pair { certificate: tls.certificate.clone(), key: tls.key.clone(), source };
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(unusable)?

@@ -3,12 +3,11 @@
 use std::collections::BTreeSet;
 
 use http::Response;
-use revgate::{
-    config::GatingMode,
-    snapshot::Snapshot,
-};
+use revgate::{config::GatingMode, snapshot::Snapshot};
 
-use crate::support::{Engine, Gate, ID, NAME, REASON, REVISION, config, endpoint, http, nobody, snapshot, whole};
+use crate::support::{
+    Engine, Gate, ID, NAME, REASON, REVISION, config, endpoint, http, nobody, snapshot, whole,
+};
 
 #[tokio::test]
 async fn h1_the_named_revision_answers_and_its_name_is_stamped_over_the_engines() {
@@ -74,9 +73,7 @@ async fn g7_nothing_is_served_before_the_first_list_or_without_an_eligible_revis
     gate.published.store(unsynced.into());
     gate.get(&[]).await.is_refusal(503, "not-synced");
     assert_eq!(
-        gate.metric(
-            r#"proxy_requests_total{listener="decode",revision="",code="5xx",reason="not-synced"}"#
-        ),
+        gate.metric(r#"proxy_requests_total{listener="decode",revision="",code="5xx",reason="not-synced"}"#),
         1
     );
 }

@@ -21,8 +21,8 @@ use prometheus_client::registry::Registry;
 use revgate::{
     cluster::{Pod, PodKey},
     config::{
-        AgentConfig, Config, FenceMode, GatingMode, HttpConfig, KernelConfig, KernelMode, ListenerConfig, LogConfig,
-        LogFormat, Selector, SetConfig, ShutdownConfig, SourceConfig,
+        AgentConfig, Config, FenceMode, GatingMode, HttpConfig, KernelConfig, KernelMode, ListenerConfig,
+        LogConfig, LogFormat, Selector, SetConfig, ShutdownConfig, SourceConfig,
     },
     gating::{Census, Distribution, Gating},
     kernel::Pinner,
@@ -76,7 +76,7 @@ pub(crate) struct Engine {
     pub(crate) address: SocketAddr,
     pub(crate) connections: Arc<AtomicUsize>,
     pub(crate) seen: Arc<Mutex<Vec<Seen>>>,
-    tasks: JoinSet<()>,
+    _tasks: JoinSet<()>,
 }
 
 impl Engine {
@@ -95,7 +95,8 @@ impl Engine {
                     async move {
                         let (parts, body) = request.into_parts();
                         let body = body.collect().await.map(http_body_util::Collected::to_bytes)?;
-                        let seen = Seen { method: parts.method, uri: parts.uri, headers: parts.headers, body };
+                        let seen =
+                            Seen { method: parts.method, uri: parts.uri, headers: parts.headers, body };
                         let response = answer(&seen);
                         log.lock().unwrap().push(seen);
                         Ok::<_, hyper::Error>(response)
@@ -134,12 +135,7 @@ impl Engine {
                 open.spawn(serve(stream));
             }
         });
-        Self { address, connections, seen: Arc::default(), tasks }
-    }
-
-    /// Stops listening and breaks every connection.
-    pub(crate) async fn kill(&mut self) {
-        self.tasks.shutdown().await;
+        Self { address, connections, seen: Arc::default(), _tasks: tasks }
     }
 
     pub(crate) fn connections(&self) -> usize {
@@ -261,7 +257,13 @@ pub(crate) fn config(http: HttpConfig) -> Config {
         agent: AgentConfig {
             node: None,
             source: SourceConfig::File { path: "pods.yaml".into() },
-            listeners: vec![ListenerConfig { name: "decode".into(), address: any, set: 0, role: 0, tls: None }],
+            listeners: vec![ListenerConfig {
+                name: "decode".into(),
+                address: any,
+                set: 0,
+                role: 0,
+                tls: None,
+            }],
             vips: Vec::new(),
             kernel: KernelConfig {
                 mode: KernelMode::Off,
@@ -298,8 +300,8 @@ impl Gate {
         let published: Published = Arc::new(ArcSwap::from_pointee(snapshot));
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry);
-        let proxy =
-            Proxy::start(config, Arc::clone(&published), &Pinner::user_space(), metrics).expect("the proxy starts");
+        let proxy = Proxy::start(config, Arc::clone(&published), &Pinner::user_space(), metrics)
+            .expect("the proxy starts");
         let address = proxy.addresses().next().unwrap().1;
         Self { proxy, address, published, registry }
     }
