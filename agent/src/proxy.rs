@@ -28,6 +28,7 @@ mod upload;
 mod worker;
 
 use std::{
+    convert::Infallible,
     io,
     net::SocketAddr,
     num::NonZero,
@@ -38,7 +39,7 @@ use std::{
 
 use tokio::{
     runtime::{self, LocalOptions},
-    sync::{Semaphore, mpsc, oneshot},
+    sync::{Semaphore, mpsc},
 };
 
 pub use error::{ProxyError, Reason};
@@ -88,17 +89,14 @@ pub enum StartError {
 
 /// The running role listeners. Dropping it ends them at once; [`Proxy::drain`] ends them politely.
 pub struct Proxy {
-    workers: Vec<Handle>,
+    /// One per worker: a worker ends when its sender is dropped.
+    workers: Vec<mpsc::UnboundedSender<Command>>,
+    /// Closed when the last worker has ended; nothing is ever sent.
+    ended: mpsc::Receiver<Infallible>,
     open: Vec<Live>,
     shared: Arc<Shared>,
     next: u64,
     max_connections: usize,
-}
-
-/// A worker, from outside.
-struct Handle {
-    commands: mpsc::UnboundedSender<Command>,
-    ended: oneshot::Receiver<()>,
 }
 
 /// A listener that is served.
@@ -130,19 +128,15 @@ impl Proxy {
         } else {
             http.workers
         };
+        let (alive, ended) = mpsc::channel(1);
         let workers = (0..count)
             .map(|worker| {
-                spawn(worker, &shared, pinner.clone(), Arc::clone(&http))
+                spawn(worker, &shared, pinner.clone(), Arc::clone(&http), alive.clone())
                     .map_err(|source| StartError::Worker { worker, source })
             })
             .collect::<Result<_, _>>()?;
-        let mut proxy = Self {
-            workers,
-            open: Vec::new(),
-            shared,
-            next: 0,
-            max_connections: bounded(http.max_connections),
-        };
+        let max_connections = bounded(http.max_connections);
+        let mut proxy = Self { workers, ended, open: Vec::new(), shared, next: 0, max_connections };
         proxy.open(Plan::all(config))?;
         Ok(proxy)
     }
@@ -172,7 +166,7 @@ impl Proxy {
             return Err(error);
         }
         for live in gone {
-            self.tell(|_| Command::Close(live.id));
+            self.tell(|| Command::Close(live.id));
             if !self.open.iter().any(|open| open.plan.config.name == live.plan.config.name) {
                 let snapshot = self.shared.published.load();
                 let revisions = snapshot.sets.iter().flat_map(|set| &set.revisions);
@@ -184,25 +178,22 @@ impl Proxy {
         }
         let http = Arc::new(config.agent.http.clone());
         self.resize(bounded(http.max_connections));
-        self.tell(|_| Command::Configure(Arc::clone(&http)));
+        self.tell(|| Command::Configure(Arc::clone(&http)));
         Ok(())
     }
 
     /// Ends politely: accepts until `delay` has passed, then lets every request finish until `deadline` has passed
     /// since the call, and breaks what is left. True when nothing was.
     pub async fn drain(mut self, shutdown: &ShutdownConfig) -> bool {
-        let all = async {
+        let politely = async {
             tokio::time::sleep(shutdown.delay).await;
-            self.tell(|_| Command::Drain);
-            for worker in &mut self.workers {
-                // An error says the same: the worker is gone.
-                let _ = (&mut worker.ended).await;
-            }
+            self.tell(|| Command::Drain);
+            self.ended.recv().await;
         };
-        let drained = tokio::time::timeout(shutdown.deadline, all).await.is_ok();
-        for Handle { commands, ended } in self.workers.drain(..) {
-            drop(commands);
-            let _ = tokio::time::timeout(AFTER_DEADLINE, ended).await;
+        let drained = tokio::time::timeout(shutdown.deadline, politely).await.is_ok();
+        self.workers.clear();
+        if tokio::time::timeout(AFTER_DEADLINE, self.ended.recv()).await.is_err() {
+            tracing::warn!("a worker has not ended");
         }
         drained
     }
@@ -239,7 +230,7 @@ impl Proxy {
                 let Some(socket) = sockets.next() else { break };
                 let opened = Opened { id, plan: plan.clone(), socket, tls: tls.clone() };
                 // A worker that is gone has ended with its runtime; the others serve on.
-                let _ = worker.commands.send(Command::Open(Box::new(opened)));
+                let _ = worker.send(Command::Open(Box::new(opened)));
             }
             tracing::info!(listener = %plan.config.name, %address, "listening");
             self.open.push(Live { id, plan, address });
@@ -247,9 +238,9 @@ impl Proxy {
         Ok(())
     }
 
-    fn tell(&self, command: impl Fn(usize) -> Command) {
-        for (index, worker) in self.workers.iter().enumerate() {
-            let _ = worker.commands.send(command(index));
+    fn tell(&self, command: impl Fn() -> Command) {
+        for worker in &self.workers {
+            let _ = worker.send(command());
         }
     }
 
@@ -273,19 +264,31 @@ fn bounded(connections: usize) -> usize {
     connections.min(Semaphore::MAX_PERMITS)
 }
 
-/// Starts a worker's thread.
-fn spawn(worker: usize, shared: &Arc<Shared>, pinner: Pinner, http: Arc<HttpConfig>) -> io::Result<Handle> {
+/// Starts a worker's thread, and waits until its runtime runs.
+fn spawn(
+    worker: usize,
+    shared: &Arc<Shared>,
+    pinner: Pinner,
+    http: Arc<HttpConfig>,
+    alive: mpsc::Sender<Infallible>,
+) -> io::Result<mpsc::UnboundedSender<Command>> {
     let (commands, inbox) = mpsc::unbounded_channel();
-    let (end, ended) = oneshot::channel();
+    let (ready, readiness) = std::sync::mpsc::channel();
     let shared = Arc::clone(shared);
     let seed = rand::Rng::next_u64(&mut rand::rng());
     thread::Builder::new().name(format!("proxy-{worker}")).spawn(move || {
-        match runtime::Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
-            Ok(runtime) => runtime.block_on(worker::run(shared, pinner, http, seed, inbox)),
-            Err(error) => tracing::error!(worker, %error, "worker has no runtime"),
+        let built = runtime::Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
+        let (runtime, started) = match built {
+            Ok(runtime) => (Some(runtime), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        // The starter waits for this one message.
+        let _ = ready.send(started);
+        if let Some(runtime) = runtime {
+            runtime.block_on(worker::run(shared, pinner, http, seed, inbox));
         }
-        // Nobody waits for the end of a proxy that was dropped.
-        let _ = end.send(());
+        drop(alive);
     })?;
-    Ok(Handle { commands, ended })
+    readiness.recv().unwrap_or_else(|_| Err(io::Error::other("the worker ended at once")))?;
+    Ok(commands)
 }

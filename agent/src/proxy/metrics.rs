@@ -202,11 +202,6 @@ impl ListenerMetrics {
         self.revisions.borrow_mut().remove(revision);
         forget_revision(&self.requests, &self.name, revision);
     }
-
-    /// The revisions that have series.
-    pub(super) fn known(&self) -> Vec<Arc<str>> {
-        self.revisions.borrow().keys().cloned().collect()
-    }
 }
 
 /// Drops the series of a revision.

@@ -76,7 +76,7 @@ pub(crate) struct Engine {
     pub(crate) address: SocketAddr,
     pub(crate) connections: Arc<AtomicUsize>,
     pub(crate) seen: Arc<Mutex<Vec<Seen>>>,
-    tasks: JoinSet<()>,
+    _tasks: JoinSet<()>,
 }
 
 impl Engine {
@@ -135,12 +135,7 @@ impl Engine {
                 open.spawn(serve(stream));
             }
         });
-        Self { address, connections, seen: Arc::default(), tasks }
-    }
-
-    /// Stops listening and breaks every connection.
-    pub(crate) async fn kill(&mut self) {
-        self.tasks.shutdown().await;
+        Self { address, connections, seen: Arc::default(), _tasks: tasks }
     }
 
     pub(crate) fn connections(&self) -> usize {
