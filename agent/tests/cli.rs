@@ -238,7 +238,10 @@ fn check_passes_where_everything_is_in_place() {
     let (_folder, config) = folder(&whole_config(), Some(POD));
     let (code, stdout, stderr) = outcome(&["check", "--config", &config]);
     assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
-    assert!(stdout.contains("pass    set chat ") && stdout.contains("  1 member, 1 Ready, 1 endpoint\n"), "{stdout}");
+    assert!(
+        stdout.contains("pass    set chat ") && stdout.contains("  1 member, 1 Ready, 1 endpoint\n"),
+        "{stdout}"
+    );
 }
 
 #[test]

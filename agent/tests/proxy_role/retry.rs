@@ -17,7 +17,9 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::support::{Client, Engine, Gate, endpoint, endpoint_of, http, nobody, request, soon, until, whole};
+use crate::support::{
+    Client, Engine, Gate, endpoint, endpoint_of, http, nobody, request, soon, until, whole,
+};
 
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
@@ -79,7 +81,10 @@ async fn h6_an_idle_connection_that_breaks_as_it_is_used_again_costs_no_request(
         let body = format!("prompt {n}!");
         let reply = client.send(request(&[], body.clone())).await;
         assert_eq!((reply.status, reply.text()), (StatusCode::OK, "ok"));
-        assert!(requests.lock().unwrap().last().unwrap().ends_with(body.as_bytes()), "the body is sent again, whole");
+        assert!(
+            requests.lock().unwrap().last().unwrap().ends_with(body.as_bytes()),
+            "the body is sent again, whole"
+        );
     }
     assert!(gate.metric(r#"proxy_retries_total{listener="decode"}"#) > 0);
     assert_eq!(endpoint.vitals.failures.load(SeqCst), 0, "closing an idle connection is no failure");
@@ -210,7 +215,11 @@ async fn h7_failures_in_a_row_rest_an_endpoint() {
     let open = HttpConfig { breaker_open: Duration::from_mins(10), ..http() };
     let gate = Gate::with(open, &[Arc::clone(&endpoint)]);
     for _ in 0..3 {
-        assert_eq!(gate.get(&[]).await.status, StatusCode::INTERNAL_SERVER_ERROR, "the engine's answer is passed on");
+        assert_eq!(
+            gate.get(&[]).await.status,
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the engine's answer is passed on"
+        );
     }
     gate.get(&[]).await.is_refusal(503, "breakers-open");
     assert_eq!(engine.requests(), 3);
@@ -230,7 +239,12 @@ async fn h7_a_rested_endpoint_that_answers_its_probe_serves_again() {
     let endpoint = endpoint("a", engine.address);
     let brief = HttpConfig { breaker_open: Duration::from_millis(1), ..http() };
     let gate = Gate::with(brief, &[Arc::clone(&endpoint)]);
-    soon(async { while !endpoint.vitals.is_open() { gate.get(&[]).await; } }).await;
+    soon(async {
+        while !endpoint.vitals.is_open() {
+            gate.get(&[]).await;
+        }
+    })
+    .await;
     broken.store(false, SeqCst);
     soon(async { while gate.get(&[]).await.status != StatusCode::OK {} }).await;
     assert!(!endpoint.vitals.is_open());
