@@ -7,6 +7,8 @@ pub mod check;
 pub mod completions;
 pub mod config_file;
 pub mod config_print;
+#[cfg(feature = "demo")]
+pub mod demo;
 pub mod detach;
 pub mod explain;
 pub mod fetch;
@@ -47,6 +49,8 @@ enum Command {
     Status(status::Args),
     Explain(explain::Args),
     Simulate(simulate::Args),
+    #[cfg(feature = "demo")]
+    Demo(demo::Args),
     Config(config_print::Args),
     Detach(detach::Args),
     Completions(completions::Args),
@@ -89,6 +93,8 @@ impl Command {
             Self::Explain(args) => explain::run(&args, out),
             Self::Simulate(args) => simulate::run(&args, out),
             Self::Detach(args) => detach::run(&args, out),
+            #[cfg(feature = "demo")]
+            Self::Demo(args) => demo::run(&args, out),
             Self::Completions(args) => completions::run(&args, out),
         }
     }

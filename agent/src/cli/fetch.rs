@@ -138,7 +138,8 @@ async fn with_progress<T>(address: &Address, work: impl Future<Output = T>) -> T
     done
 }
 
-async fn fetch(address: &Address) -> Result<Report, FetchError> {
+/// The report of the agent at an address, without a bound on the time.
+pub async fn fetch(address: &Address) -> Result<Report, FetchError> {
     let http = |error: &dyn std::fmt::Display| FetchError::Http {
         address: address.clone(),
         reason: error.to_string(),

@@ -16,8 +16,20 @@ pub(super) enum Lane {
     Pairs,
     /// Plain connections to the decode VIP.
     Vip,
-    /// Connections of member Pods to the prefill VIP. Never judged by share: each Pod's revision is given.
-    Members,
+    /// Connections of a member Pod of that revision to the prefill VIP. Never judged by share, and only while a step
+    /// is open: before and after, the agent may not know the Pod.
+    Member(usize),
+}
+
+impl Lane {
+    /// The place of its count in [`Score::requests`].
+    const fn index(self) -> usize {
+        match self {
+            Self::Pairs => 0,
+            Self::Vip => 1,
+            Self::Member(_) => 2,
+        }
+    }
 }
 
 /// The right to one request.
@@ -88,6 +100,8 @@ struct Inner {
     outstanding: u64,
     pairs: Quota,
     vip: Quota,
+    /// Revisions whose member Pod is known to the agent.
+    members: Vec<bool>,
     score: Score,
     complaints: Vec<String>,
 }
@@ -97,7 +111,7 @@ impl Inner {
         match lane {
             Lane::Pairs => Some(&mut self.pairs),
             Lane::Vip => Some(&mut self.vip),
-            Lane::Members => None,
+            Lane::Member(_) => None,
         }
     }
 }
@@ -120,6 +134,7 @@ impl Board {
             outstanding: 0,
             pairs: Quota::default(),
             vip: Quota::default(),
+            members: Vec::new(),
             score: Score::of(revisions),
             complaints: Vec::new(),
         };
@@ -129,11 +144,15 @@ impl Board {
     /// A ticket, as soon as there is one; `None` at the end.
     pub(super) async fn ticket(&self, lane: Lane) -> Option<Ticket> {
         self.when(|inner| {
-            let judged = match inner.phase {
-                Phase::Paused => return None,
-                Phase::Over => return Some(None),
-                Phase::Loose => false,
-                Phase::Open => inner.quota(lane).is_some_and(|quota| {
+            let judged = match (inner.phase, lane) {
+                (Phase::Paused, _) | (Phase::Loose, Lane::Member(_)) => return None,
+                (Phase::Over, _) => return Some(None),
+                (Phase::Loose, _) => false,
+                (Phase::Open, Lane::Member(of)) => match inner.members.get(of) {
+                    Some(true) => false,
+                    _ => return None,
+                },
+                (Phase::Open, _) => inner.quota(lane).is_some_and(|quota| {
                     let judged = quota.issued < quota.target;
                     quota.issued += u64::from(judged);
                     judged
@@ -149,7 +168,7 @@ impl Board {
     pub(super) fn record(&self, Ticket { lane, judged }: Ticket, outcome: Outcome) {
         let mut inner = self.lock();
         inner.outstanding = inner.outstanding.saturating_sub(1);
-        if let Some(requests) = inner.score.requests.get_mut(lane as usize) {
+        if let Some(requests) = inner.score.requests.get_mut(lane.index()) {
             *requests += 1;
         }
         if judged && let Some(quota) = inner.quota(lane) {
@@ -160,7 +179,7 @@ impl Board {
                 let served = match lane {
                     Lane::Pairs => inner.score.pairs.get_mut(revision),
                     Lane::Vip => inner.score.vip.get_mut(revision),
-                    Lane::Members => None,
+                    Lane::Member(_) => None,
                 };
                 if let Some(served) = served.filter(|_| judged) {
                     *served += 1;
@@ -196,12 +215,13 @@ impl Board {
         self.when(|inner| (inner.outstanding == 0).then_some(())).await;
     }
 
-    /// Opens a step with so many judged pairs and VIP connections.
-    pub(super) fn open(&self, pairs: u64, vip: u64) {
+    /// Opens a step with so many judged pairs and VIP connections, and these revisions' member Pods.
+    pub(super) fn open(&self, pairs: u64, vip: u64, members: Vec<bool>) {
         let mut inner = self.lock();
         inner.phase = Phase::Open;
         inner.pairs = Quota { target: pairs, ..Quota::default() };
         inner.vip = Quota { target: vip, ..Quota::default() };
+        inner.members = members;
         drop(inner);
         self.changed.notify_waiters();
     }
@@ -271,17 +291,18 @@ mod tests {
         let board = Board::new(2);
         board.loosen();
         let early = board.ticket(Lane::Pairs).await.unwrap();
-        board.open(2, 1);
+        board.open(2, 1, vec![false, true]);
         let tickets = [
             board.ticket(Lane::Pairs).await.unwrap(),
             board.ticket(Lane::Pairs).await.unwrap(),
             board.ticket(Lane::Pairs).await.unwrap(),
             board.ticket(Lane::Vip).await.unwrap(),
-            board.ticket(Lane::Members).await.unwrap(),
+            board.ticket(Lane::Member(1)).await.unwrap(),
         ];
         for ticket in tickets.into_iter().chain([early]) {
             board.record(ticket, Outcome::Served(1));
         }
+        assert!(timeout(Duration::from_millis(1), board.ticket(Lane::Member(0))).await.is_err());
         board.judged().await;
         let score = board.take();
         assert_eq!((score.pairs, score.vip, score.requests), (vec![0, 2], vec![0, 1], [4, 1, 1]));
@@ -291,7 +312,7 @@ mod tests {
     #[tokio::test]
     async fn settling_waits_for_what_is_under_way_and_holds_what_is_new() {
         let board = Arc::new(Board::new(1));
-        board.open(1, 0);
+        board.open(1, 0, Vec::new());
         let ticket = board.ticket(Lane::Pairs).await.unwrap();
         let mut settling = JoinSet::new();
         settling.spawn({
