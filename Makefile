@@ -25,8 +25,8 @@ test: ## Run all tests; as root with the kernel programs
 
 bench: ## Measure revgate beside nginx and HAProxy (ARGS=--quick for a short run)
 	@.ci/setup bench
-	$(CARGO) build --release --bin revgate
-	$(CARGO) bench --bench node -- $(ARGS)
+	$(CARGO) build --release --bin revgate --bin revgate-bench
+	target/release/revgate-bench $(ARGS)
 
 check: ## Format, clippy, documentation, licences
 	@.ci/setup check

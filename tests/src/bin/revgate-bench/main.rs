@@ -54,9 +54,6 @@ struct Arguments {
     /// Write the report into docs/benchmarks.md too
     #[arg(long)]
     write: bool,
-    /// What cargo adds
-    #[arg(long, hide = true)]
-    bench: bool,
     /// This process is the engines: their port, and the bytes of their answers
     #[arg(hide = true, num_args = 3, value_names = ["engines", "PORT", "BYTES"])]
     engines: Vec<String>,

@@ -241,11 +241,15 @@ fn start_proxy(
     })
 }
 
-/// The revgate that `cargo build --release` left beside this benchmark.
+/// The revgate that was built beside this program.
 pub(crate) fn revgate() -> Result<PathBuf> {
     let this = env::current_exe()?;
-    let path = this.ancestors().nth(2).map(|dir| dir.join("revgate")).filter(|path| path.exists());
-    Ok(path.ok_or("no release build of revgate; run this as `make bench`")?)
+    let path = this.with_file_name("revgate");
+    if path.exists() {
+        Ok(path)
+    } else {
+        Err(format!("no {}; run this as `make bench`", path.display()).into())
+    }
 }
 
 /// The Pods of both revisions, in the short form of the file source.
