@@ -161,7 +161,7 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
 
 /// Runs the Pod source and keeps account of how it does.
 async fn follow_pods(pods: FileSource, changes: mpsc::Sender<Change>, health: Arc<SourceHealth>) {
-    let ended = pods.run(changes, |reading| heard(&health, reading)).await;
+    let ended = pods.run(changes, |reading| heard(&health, &reading)).await;
     if let Err(error) = ended {
         error!(%error, "no Pods will be read");
         health.failed(error.to_string());
@@ -169,7 +169,7 @@ async fn follow_pods(pods: FileSource, changes: mpsc::Sender<Change>, health: Ar
 }
 
 #[expect(clippy::disallowed_methods, reason = "the age of the last reading is counted from here")]
-fn heard(health: &SourceHealth, reading: Reading<'_>) {
+fn heard(health: &SourceHealth, reading: &Reading<'_>) {
     match reading {
         Reading::Sent { pods } => {
             health.heard(Instant::now());

@@ -65,7 +65,9 @@ pub enum Step {
 /// shares, then pause.
 #[must_use]
 pub fn steps(old: &Snapshot, new: &Snapshot) -> Vec<Event> {
-    let before: BTreeMap<&str, &SetView> = old.sets.iter().map(|set| (set.name.as_ref(), set)).collect();
+    // Before the first list nothing was known, so everything is new.
+    let known = if old.synced { old.sets.as_slice() } else { &[] };
+    let before: BTreeMap<&str, &SetView> = known.iter().map(|set| (set.name.as_ref(), set)).collect();
     let mut events = Vec::new();
     for set in &new.sets {
         let event = |step| Event { set: Arc::clone(&set.name), step };

@@ -79,7 +79,7 @@ impl Side {
 
     pub(super) fn reader(&self) -> Box<dyn KernelReader> {
         match self {
-            Self::Kernel { kernel, fence, .. } => Box::new(Reader { reader: kernel.reader(), fence: *fence }),
+            Self::Kernel { kernel, fence, .. } => Box::new(Reader { reader: kernel.reader(), fence }),
             Self::UserSpace { because } => Box::new(UserSpace { because: because.clone() }),
         }
     }
