@@ -1,12 +1,24 @@
 //! The kernel's decision in user space, on the tables that the agent would write.
 
-use revgate::kernel::tables::Tables;
+use revgate::{config::FenceMode, kernel::tables::Tables};
 use revgate_common::{
     address::Address,
     decide::{self, Draw, Family},
     layout::{Member, Pin, SetTable, Source, Vip},
     twin::{Answer, NO_PIN, Trial},
 };
+
+use crate::world::World;
+
+/// The tables of a world, with the fence enforced.
+///
+/// # Panics
+///
+/// When they are too large.
+#[must_use]
+pub fn tables(world: &World) -> Tables {
+    Tables::of(&world.snapshot(1), FenceMode::Enforce).expect("tables that fit")
+}
 
 /// Decides one connect as the kernel would.
 #[must_use]

@@ -18,18 +18,11 @@ use revgate_common::{
     twin::{AUDIT, DENY, PASS, STEER, Trial},
 };
 use revgate_tests::{
+    dial::at,
     random::{Fate, fate, trials, worlds},
-    shadow,
+    shadow::{self, tables},
     world::{Revision, World},
 };
-
-fn tables(world: &World) -> Tables {
-    Tables::of(&world.snapshot(1), FenceMode::Enforce).unwrap()
-}
-
-fn at(address: &str) -> SocketAddr {
-    address.parse().unwrap()
-}
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1024))]
@@ -137,7 +130,8 @@ fn the_random_connects_meet_every_outcome() {
 
 /// A run of a table's endpoints.
 fn run(table: &SetTable, start: u16, count: u16) -> Vec<SocketAddr> {
-    table.endpoints[usize::from(start)..][..usize::from(count)].iter().map(|e| SocketAddr::from(*e)).collect()
+    let all = table.endpoints.iter().map(|e| SocketAddr::from(*e));
+    all.skip(start.into()).take(count.into()).collect()
 }
 
 #[test]
