@@ -14,6 +14,7 @@ mod accept;
 mod choose;
 mod client;
 mod clock;
+mod deadlines;
 mod dial;
 pub mod error;
 mod forward;

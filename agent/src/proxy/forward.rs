@@ -146,7 +146,12 @@ async fn forward(
 impl Attempts<'_> {
     async fn run(mut self, mut head: request::Parts) -> Result<Answer, ProxyError> {
         let worker = &self.listener.worker;
-        let patience = Patience { response: self.http.response_timeout, stalled: self.http.idle_timeout };
+        let patience = Patience {
+            deadlines: &worker.deadlines,
+            ticker: &worker.ticker,
+            response: self.http.response_timeout,
+            stalled: self.http.idle_timeout,
+        };
         loop {
             let chosen = self.choose()?;
             let pooled =

@@ -18,12 +18,18 @@ use crate::{
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// Headers that steer routers and mean nothing to an engine.
-const ROUTING: [HeaderName; 4] = [
+/// What is meant for one hop (RFC 9110, 7.6.1), but for `Connection` and `Transfer-Encoding`, which say more.
+const HOP: [HeaderName; 6] =
+    [KEEP_ALIVE, PROXY_CONNECTION, TE, UPGRADE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION];
+
+/// What steers routers and means nothing to an engine, and `Expect`: hyper has answered `100-continue` by the time
+/// that the body is read.
+const NOT_FOR_ENGINES: [HeaderName; 5] = [
     DECISION_HEADER,
     HeaderName::from_static("x-gateway-destination-endpoint"),
     HeaderName::from_static("x-gateway-destination-endpoint-subset"),
     HeaderName::from_static("x-gateway-destination-endpoint-served"),
+    EXPECT,
 ];
 
 /// What a request says about its revision. A name wins over a decision id; empty values count as absent.
@@ -64,12 +70,8 @@ pub(super) fn to_endpoint(
     }
     to_origin_form(parts)?;
     strip_hop_by_hop(&mut parts.headers);
-    // hyper has answered `100-continue` by the time that the body is read.
-    parts.headers.remove(EXPECT);
+    strip(&mut parts.headers, &NOT_FOR_ENGINES);
     parts.headers.remove(revision_header);
-    for name in &ROUTING {
-        parts.headers.remove(name);
-    }
     if parts.version == Version::HTTP_2 {
         join_cookies(&mut parts.headers);
     }
@@ -88,17 +90,37 @@ pub(super) fn to_client(parts: &mut response::Parts) {
     parts.extensions.clear();
 }
 
-/// Removes what is meant for one hop (RFC 9110, 7.6.1), and what `Connection` names.
+/// Removes what is meant for one hop, and what `Connection` names.
 fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    if headers.contains_key(CONNECTION) {
-        strip_named(headers);
+    if let Some(connection) = headers.get(CONNECTION) {
+        let plain = connection == "keep-alive" || connection == "close";
+        if plain && headers.get_all(CONNECTION).iter().count() == 1 {
+            headers.remove(CONNECTION);
+        } else {
+            strip_named(headers);
+        }
     }
     // A message that is chunked has no length (RFC 9112, 6.3); one that says both must not be passed on with both.
     if headers.remove(TRANSFER_ENCODING).is_some() {
         headers.remove(CONTENT_LENGTH);
     }
-    for name in [KEEP_ALIVE, PROXY_CONNECTION, TE, UPGRADE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION] {
-        headers.remove(name);
+    strip(headers, &HOP);
+}
+
+/// Removes headers that are seldom there: comparing a few names is cheaper than hashing each of these.
+fn strip(headers: &mut HeaderMap, names: &[HeaderName]) {
+    let mut found = 0_u32;
+    for present in headers.keys() {
+        for (index, name) in names.iter().enumerate() {
+            if present == name {
+                found |= 1 << index;
+            }
+        }
+    }
+    if found != 0 {
+        for (_, name) in names.iter().enumerate().filter(|(index, _)| found & (1 << index) != 0) {
+            headers.remove(name);
+        }
     }
 }
 

@@ -23,6 +23,8 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 
 use super::{
+    clock::Ticker,
+    deadlines::{Deadline, Deadlines},
     dial::Tap,
     upload::{Progress, RequestBody, Upload},
 };
@@ -37,11 +39,33 @@ pub(super) struct Link {
 
 /// How long a request may wait for the head of its response.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct Patience<'a> {
+    /// The worker's.
+    pub(super) deadlines: &'a Deadlines,
+    /// The worker's.
+    pub(super) ticker: &'a Ticker,
     /// From the end of the request.
     pub(super) response: Duration,
     /// While the client sends nothing of its body.
     pub(super) stalled: Duration,
+}
+
+impl Patience<'_> {
+    /// When it ends, as things stand, and with what.
+    fn until(self, began: u64, upload: Option<&Upload>) -> (u64, ExchangeError) {
+        match upload {
+            Some(upload) if upload.progress() == Progress::Sending => {
+                (millis_after(upload.moved(), self.stalled), ExchangeError::Stalled)
+            }
+            Some(upload) => (millis_after(upload.moved(), self.response), ExchangeError::Timeout),
+            None => (millis_after(began, self.response), ExchangeError::Timeout),
+        }
+    }
+}
+
+/// The first millisecond after a time has passed.
+fn millis_after(from: u64, time: Duration) -> u64 {
+    from.saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).saturating_add(1)
 }
 
 /// Why a request has no response.
@@ -93,12 +117,12 @@ impl Link {
         &mut self,
         request: Request<RequestBody>,
         upload: Option<&Upload>,
-        patience: Patience,
+        patience: Patience<'_>,
     ) -> Result<Response<Incoming>, ExchangeError> {
         self.received.set(false);
         let mut response = pin!(self.sender.try_send_request(request));
-        let mut timer = pin!(None::<tokio::time::Sleep>);
-        let mut waited = Duration::ZERO;
+        let began = patience.ticker.now();
+        let mut deadline = None;
         poll_fn(|cx| {
             let over = self.poll(cx).is_ready();
             if let Poll::Ready(result) = response.as_mut().poll(cx) {
@@ -108,38 +132,17 @@ impl Link {
                 // hyper has answered the request by now; without an answer nobody would wake this future.
                 return Poll::Ready(Err(ExchangeError::Timeout));
             }
-            loop {
-                let Some(sleep) = timer.as_mut().as_pin_mut() else {
-                    let step = if upload.is_some() {
-                        patience.response.min(patience.stalled)
-                    } else {
-                        patience.response
-                    };
-                    timer.set(Some(tokio::time::sleep(step)));
-                    waited += step;
-                    continue;
-                };
-                if sleep.poll(cx).is_pending() {
-                    return Poll::Pending;
-                }
-                let (left, error) = match upload {
-                    Some(upload) => {
-                        let still = upload.still();
-                        match upload.progress() {
-                            Progress::Sending => {
-                                (patience.stalled.saturating_sub(still), ExchangeError::Stalled)
-                            }
-                            _ => (patience.response.saturating_sub(still), ExchangeError::Timeout),
-                        }
-                    }
-                    None => (patience.response.saturating_sub(waited), ExchangeError::Timeout),
-                };
-                if left.is_zero() {
+            let now = patience.ticker.now();
+            if deadline.as_ref().is_none_or(|deadline: &Deadline<'_>| deadline.at <= now) {
+                let (at, error) = patience.until(began, upload);
+                if at <= now {
                     return Poll::Ready(Err(error));
                 }
-                timer.set(Some(tokio::time::sleep(left)));
-                waited += left;
+                // The upload may end meanwhile, and the wait for the response begin.
+                let at = at.min(millis_after(now, patience.response));
+                deadline = Some(patience.deadlines.set(at, cx.waker().clone()));
             }
+            Poll::Pending
         })
         .await
     }

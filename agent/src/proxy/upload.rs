@@ -10,7 +10,6 @@ use std::{
     pin::Pin,
     rc::Rc,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use bytes::Bytes;
@@ -76,9 +75,9 @@ impl Upload {
         self.progress.get()
     }
 
-    /// How long the client has sent nothing, or since the end.
-    pub(super) fn still(&self) -> Duration {
-        Duration::from_millis(self.ticker.now().saturating_sub(self.moved.get()))
+    /// When the client sent something last, or the end, in milliseconds.
+    pub(super) fn moved(&self) -> u64 {
+        self.moved.get()
     }
 
     /// Whether it can be sent from its beginning.

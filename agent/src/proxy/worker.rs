@@ -21,6 +21,7 @@ use super::{
     accept::{self, Opened},
     client::Client,
     clock::{Clock, Ticker},
+    deadlines::Deadlines,
     listener::Listener,
     metrics::Metrics,
     table::PoolLimits,
@@ -68,6 +69,8 @@ pub(super) struct Worker {
     pub(super) pinner: Pinner,
     /// Coarse time.
     pub(super) ticker: Ticker,
+    /// Of its requests.
+    pub(super) deadlines: Deadlines,
     http: RefCell<Rc<HttpConfig>>,
     breaker: Cell<Breaker>,
     pool: Cell<PoolLimits>,
@@ -86,6 +89,7 @@ impl Worker {
             shared,
             pinner,
             ticker,
+            deadlines: Deadlines::default(),
             http: RefCell::new(Rc::new(http.clone())),
             breaker: Cell::new(breaker(http)),
             pool: Cell::new(pool_limits(http)),
@@ -141,6 +145,7 @@ impl Worker {
     fn sweep(&self, listeners: &HashMap<u64, Open>) {
         let now = self.shared.clock.millis();
         self.ticker.set(now);
+        self.deadlines.sweep(now);
         let http = self.http();
         for client in self.clients.borrow().values() {
             client.check(now, &http);

@@ -1,0 +1,108 @@
+//! Deadlines of requests, looked at by the worker's sweep.
+//!
+//! Nearly every response comes long before its deadline, so what counts is the price of setting one and taking it
+//! back: an entry in a table, where a timer would be two walks through a timer wheel. The price is precision: a
+//! deadline fires up to one sweep late.
+
+use std::{cell::RefCell, task::Waker};
+
+/// The deadlines of one worker's requests.
+#[derive(Debug, Default)]
+pub(super) struct Deadlines {
+    entries: RefCell<Entries>,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    waiting: Vec<Option<(u64, Waker)>>,
+    free: Vec<usize>,
+}
+
+impl Deadlines {
+    /// Wakes a task at the first sweep from `at` on, in milliseconds of the proxy's clock.
+    pub(super) fn set(&self, at: u64, waker: Waker) -> Deadline<'_> {
+        let mut entries = self.entries.borrow_mut();
+        let entry = Some((at, waker));
+        let index = match entries.free.pop() {
+            Some(index) => {
+                if let Some(place) = entries.waiting.get_mut(index) {
+                    *place = entry;
+                }
+                index
+            }
+            None => {
+                entries.waiting.push(entry);
+                entries.waiting.len() - 1
+            }
+        };
+        Deadline { of: self, index, at }
+    }
+
+    /// Wakes whose deadline has come.
+    pub(super) fn sweep(&self, now: u64) {
+        for (at, waker) in self.entries.borrow().waiting.iter().flatten() {
+            if *at <= now {
+                waker.wake_by_ref();
+            }
+        }
+    }
+}
+
+/// A deadline, taken back when dropped.
+#[derive(Debug)]
+pub(super) struct Deadline<'a> {
+    of: &'a Deadlines,
+    index: usize,
+    /// When.
+    pub(super) at: u64,
+}
+
+impl Drop for Deadline<'_> {
+    fn drop(&mut self) {
+        let mut entries = self.of.entries.borrow_mut();
+        if let Some(place) = entries.waiting.get_mut(self.index) {
+            *place = None;
+        }
+        entries.free.push(self.index);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering::SeqCst},
+        },
+        task::Wake,
+    };
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_deadline_wakes_once_it_has_come_unless_taken_back() {
+        let (deadlines, early, late) =
+            (Deadlines::default(), Arc::new(Count::default()), Arc::new(Count::default()));
+        let first = deadlines.set(10, Arc::clone(&early).into());
+        let second = deadlines.set(20, Arc::clone(&late).into());
+        deadlines.sweep(9);
+        assert_eq!((early.0.load(SeqCst), late.0.load(SeqCst)), (0, 0));
+        deadlines.sweep(10);
+        assert_eq!((early.0.load(SeqCst), late.0.load(SeqCst)), (1, 0));
+        drop(first);
+        let third = deadlines.set(5, Arc::clone(&late).into());
+        assert_eq!(third.index, 0, "a free place is used again");
+        drop(second);
+        deadlines.sweep(100);
+        assert_eq!((early.0.load(SeqCst), late.0.load(SeqCst)), (1, 1));
+    }
+}
