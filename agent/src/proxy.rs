@@ -11,6 +11,7 @@
 //! for and what is not passed on, [`error`] why one is refused, [`metrics`] what is counted.
 
 mod accept;
+mod access;
 mod choose;
 mod client;
 mod clock;

@@ -3,7 +3,7 @@
 use std::{
     cell::Cell,
     io,
-    net::{Ipv6Addr, SocketAddr},
+    net::SocketAddr,
     os::fd::AsFd,
     pin::Pin,
     rc::Rc,
@@ -62,8 +62,7 @@ pub(super) async fn dial(
         epoch: chosen.epoch,
     };
     pinner.pin(socket.as_fd(), &pin).map_err(DialError::Socket)?;
-    let stream = match tokio::time::timeout(timeout, connect(socket, seen_from(endpoint, destination))).await
-    {
+    let stream = match tokio::time::timeout(timeout, connect(socket, destination)).await {
         Ok(stream) => stream.map_err(DialError::Connect)?,
         Err(_) => return Err(DialError::Timeout),
     };
@@ -99,17 +98,6 @@ fn socket(endpoint: SocketAddr) -> io::Result<Socket> {
             .with_retries(3),
     )?;
     Ok(socket)
-}
-
-/// The destination in the family of the socket that was made for the endpoint.
-fn seen_from(endpoint: SocketAddr, destination: SocketAddr) -> SocketAddr {
-    match destination {
-        SocketAddr::V4(v4) if endpoint.is_ipv6() => {
-            let mapped: Ipv6Addr = v4.ip().to_ipv6_mapped();
-            SocketAddr::new(mapped.into(), v4.port())
-        }
-        _ => destination,
-    }
 }
 
 /// Connects without blocking the worker.
@@ -171,5 +159,27 @@ impl AsyncWrite for Tap {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_socket_of_an_ipv6_endpoint_reaches_a_mapped_address() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let socket = socket("[::1]:8000".parse().unwrap()).unwrap();
+        let stream = connect(socket, format!("[::ffff:127.0.0.1]:{port}").parse().unwrap()).await.unwrap();
+        assert_eq!(stream.peer_addr().unwrap().ip().to_canonical(), listener.local_addr().unwrap().ip());
+        assert!(stream.nodelay().unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_refused_connection_is_an_error() {
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let error = connect(socket(nobody).unwrap(), nobody).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
     }
 }

@@ -11,6 +11,7 @@ use http_body::Body;
 use hyper::body::Incoming;
 
 use super::{
+    access::Access,
     choose::Rules,
     client::Client,
     dial::{self, DialError},
@@ -34,7 +35,11 @@ pub(super) async fn respond(
     let started = listener.worker.shared.clock.micros();
     listener.worker.ticker.set(started / 1000 + 1);
     client.end_delimits.set(request.version() < Version::HTTP_11);
-    let in_flight = InFlight::new(Rc::clone(&listener), client);
+    let access = http.access_log.then(|| {
+        let (method, uri) = (request.method().clone(), request.uri().clone());
+        Box::new(Access::new(Arc::clone(&listener.name), method, uri, listener.worker.shared.clock, started))
+    });
+    let in_flight = InFlight::new(Rc::clone(&listener), client, access);
     let limit = http.max_requests;
     let outcome = if listener.worker.shared.requests.load(Relaxed) > limit {
         Err(ProxyError::Overloaded { limit })
@@ -62,7 +67,7 @@ struct Answer {
 }
 
 impl Answer {
-    fn into_response(self, listener: &Listener, in_flight: InFlight) -> Response<ReplyBody> {
+    fn into_response(self, listener: &Listener, mut in_flight: InFlight) -> Response<ReplyBody> {
         let Self { response, link, lease } = self;
         let (mut parts, incoming) = response.into_parts();
         lease.target.metrics.served(parts.status);
@@ -71,6 +76,10 @@ impl Answer {
             lease.target.endpoint.vitals.answered();
         } else {
             listener.failed(&lease.target);
+        }
+        if let Some(access) = &mut in_flight.access {
+            let endpoint = &lease.target.endpoint;
+            access.served(parts.status, &endpoint.revision, endpoint.address);
         }
         headers::to_client(&mut parts);
         lease.target.stamp(&mut parts.headers);

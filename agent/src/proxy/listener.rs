@@ -13,6 +13,8 @@ use crate::config::{Config, ListenerConfig};
 pub(super) struct Listener {
     /// Distinguishes it from an earlier one of the same name.
     pub(super) id: u64,
+    /// Its name.
+    pub(super) name: Arc<str>,
     /// Endpoints of its role.
     pub(super) table: RefCell<RoleTable>,
     /// Its counters.
@@ -50,7 +52,7 @@ impl Listener {
     pub(super) fn new(id: u64, plan: &Plan, worker: Rc<Worker>) -> Self {
         let metrics = Rc::new(worker.shared.metrics.listener(&plan.config.name, &plan.set));
         let table = RoleTable::new(Arc::clone(&plan.set), Arc::clone(&plan.role), Rc::clone(&metrics));
-        Self { id, table: RefCell::new(table), metrics, worker }
+        Self { id, name: Arc::clone(&plan.config.name), table: RefCell::new(table), metrics, worker }
     }
 
     /// An endpoint failed: a transport error or a status of 500 and above.

@@ -19,6 +19,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
 use super::{
+    access::Access,
     client::Client,
     error::{ProxyError, Reason},
     link::Link,
@@ -34,15 +35,17 @@ const RETRY_AFTER_SECONDS: HeaderValue = HeaderValue::from_static("1");
 pub(super) struct InFlight {
     pub(super) listener: Rc<Listener>,
     client: Rc<Client>,
+    /// Where an access log is wanted.
+    pub(super) access: Option<Box<Access>>,
 }
 
 impl InFlight {
     /// Counts a request.
-    pub(super) fn new(listener: Rc<Listener>, client: Rc<Client>) -> Self {
+    pub(super) fn new(listener: Rc<Listener>, client: Rc<Client>, access: Option<Box<Access>>) -> Self {
         listener.worker.shared.requests.fetch_add(1, Relaxed);
         listener.metrics.in_flight.inc();
         client.began();
-        Self { listener, client }
+        Self { listener, client, access }
     }
 }
 
@@ -106,7 +109,10 @@ impl ReplyBody {
             Self { source: Source::Endpoint { incoming, link: Some(link), lease, good }, in_flight };
         // A short response came with its head, and its connection is free already.
         body.release_idle();
-        body.settle_if_ended();
+        // A body that has ended may never be polled.
+        if body.is_end_stream() {
+            body.completed();
+        }
         body
     }
 
@@ -119,13 +125,26 @@ impl ReplyBody {
         }
     }
 
-    /// A body that has ended may never be polled again.
-    fn settle_if_ended(&mut self) {
-        if let Source::Endpoint { incoming, lease, good, .. } = &mut self.source
-            && incoming.is_end_stream()
+    /// The endpoint's response is whole.
+    fn completed(&mut self) {
+        if let Source::Endpoint { lease, good, .. } = &mut self.source
             && std::mem::take(good)
         {
             lease.target.endpoint.vitals.completed();
+        }
+    }
+
+    /// The endpoint broke off: so does the client's stream, and not with a clean end.
+    fn broke(&mut self) {
+        let Source::Endpoint { link, lease, good, .. } = &mut self.source else { return };
+        *link = None;
+        *good = false;
+        let listener = &self.in_flight.listener;
+        listener.metrics.broken.inc();
+        listener.failed(&lease.target);
+        self.in_flight.client.broke();
+        if let Some(access) = &mut self.in_flight.access {
+            access.broke();
         }
     }
 }
@@ -169,11 +188,7 @@ impl Body for ReplyBody {
             *link = None;
         }
         this.release_idle();
-        if let Source::Endpoint { lease, good, .. } = &mut this.source
-            && std::mem::take(good)
-        {
-            lease.target.endpoint.vitals.completed();
-        }
+        this.completed();
         polled
     }
 
@@ -192,23 +207,13 @@ impl Body for ReplyBody {
     }
 }
 
-impl ReplyBody {
-    /// The endpoint broke off: so does the client's stream, and not with a clean end.
-    fn broke(&mut self) {
-        let Source::Endpoint { link, lease, good, .. } = &mut self.source else { return };
-        *link = None;
-        *good = false;
-        let listener = &self.in_flight.listener;
-        listener.metrics.broken.inc();
-        listener.failed(&lease.target);
-        self.in_flight.client.broke();
-    }
-}
-
 /// The response to a request that no endpoint answered: the error shape of the OpenAI API.
-pub(super) fn refusal(error: &ProxyError, in_flight: InFlight) -> Response<ReplyBody> {
+pub(super) fn refusal(error: &ProxyError, mut in_flight: InFlight) -> Response<ReplyBody> {
     let reason = error.reason();
     let status = reason.status();
+    if let Some(access) = &mut in_flight.access {
+        access.refused(status, reason.word());
+    }
     let kind = if status.is_client_error() { "invalid_request_error" } else { "server_error" };
     let body = serde_json::json!({
         "error": { "message": error.to_string(), "type": kind, "param": null, "code": reason.word() }
