@@ -152,7 +152,9 @@ struct Performance<'a> {
     clients: JoinSet<()>,
     agent: Agent,
     faults: Vec<String>,
-    /// What the kernel had done when the step before ended.
+    /// What the kernel had done before the first step: the agent's own probe, say.
+    opening: Kernel,
+    /// What it had done when the step before ended.
     before: Kernel,
 }
 
@@ -195,8 +197,9 @@ impl<'a> Performance<'a> {
             }
         }
         let tests = judge::tests(plan, if kernel { 2 } else { 1 });
-        let before = Kernel::of(&report);
-        Ok(Self { args, stage, isolation, kernel, tests, board, clients, agent, faults: Vec::new(), before })
+        let opening = Kernel::of(&report);
+        let before = opening;
+        Ok(Self { args, stage, isolation, kernel, tests, board, clients, agent, faults: Vec::new(), opening, before })
     }
 
     /// Plays all steps; whether anything was wrong.
@@ -208,7 +211,7 @@ impl<'a> Performance<'a> {
             sum.add(&played);
         }
         self.board.end();
-        let Self { mut clients, agent, board, stage, mut faults, kernel, tests, .. } = self;
+        let Self { mut clients, agent, board, stage, mut faults, kernel, tests, opening, .. } = self;
         if timeout(FAREWELL, async { while clients.join_next().await.is_some() {} }).await.is_err() {
             faults.push("a client did not end".to_owned());
         }
@@ -222,7 +225,7 @@ impl<'a> Performance<'a> {
             faults.push(format!("{misplaced} legs reached an engine of the wrong role"));
         }
         let styles = view.styles();
-        let mut text = sum.tell(kernel.then(|| Kernel::of(&report)), foreign, tests);
+        let mut text = sum.tell(kernel.then(|| Kernel::of(&report).since(opening)), foreign, tests);
         for line in faults.iter().chain(&board.complaints()) {
             let _ = writeln!(text, "{0}wrong:{0:#} {line}", styles.bad);
         }

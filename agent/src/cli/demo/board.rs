@@ -37,7 +37,8 @@ impl Lane {
 #[must_use = "a ticket that is not recorded holds up the play"]
 pub(super) struct Ticket {
     lane: Lane,
-    judged: bool,
+    /// It counts for the step's share.
+    pub(super) judged: bool,
 }
 
 /// What came of a request.

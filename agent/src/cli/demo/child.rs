@@ -78,7 +78,7 @@ impl Agent {
             match timeout(PATIENCE, self.report()).await {
                 Ok(Ok(report)) if shows(&report, step) => return Ok(report),
                 Ok(Ok(report)) => {
-                    last = format!("it is at generation {}: {:?}", report.generation, report.waiting)
+                    last = format!("it is at generation {}: {:?}", report.generation, report.waiting);
                 }
                 Ok(Err(error)) => last = error.to_string(),
                 Err(_) => "it does not answer".clone_into(&mut last),
@@ -94,10 +94,7 @@ impl Agent {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         let skip = lines.len().saturating_sub(LOG_LINES);
-        lines
-            .into_iter()
-            .skip(skip)
-            .fold(failure.hint("The agent's last words:"), |failure, line| failure.hint(line))
+        lines.into_iter().skip(skip).fold(failure.hint("The agent's last words:"), Failure::hint)
     }
 
     /// Ends it in order; an error says how it ended instead.

@@ -56,7 +56,7 @@ impl Peer {
             Some(kept) => self.open.insert(kept),
             None => self.open.insert(connect(self.address).await?),
         };
-        let response = sender.send_request(request).await.map_err(words)?;
+        let response = sender.send_request(request).await.map_err(|error| words(&error))?;
         let (head, body) = response.into_parts();
         let body = Limited::new(body, MAX_ANSWER).collect().await.map_err(|error| error.to_string())?;
         Ok(Response::from_parts(head, body.to_bytes()))
@@ -65,14 +65,14 @@ impl Peer {
 
 async fn connect(address: SocketAddr) -> Result<(SendRequest<Full<Bytes>>, JoinSet<()>), String> {
     let stream = TcpStream::connect(address).await.map_err(|error| format!("connect: {error}"))?;
-    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(words)?;
+    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| words(&error))?;
     let mut task = JoinSet::new();
     // How a connection ends, its requests tell better.
     task.spawn(async move { drop(connection.await) });
     Ok((sender, task))
 }
 
-fn words(error: hyper::Error) -> String {
+fn words(error: &hyper::Error) -> String {
     use std::error::Error as _;
     match error.source() {
         Some(source) => format!("{error}: {source}"),

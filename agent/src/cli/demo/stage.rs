@@ -22,8 +22,6 @@ use crate::{cli::outcome::Failure, rollout::Step};
 pub(super) const REVISIONS: [&str; 2] = ["A", "B"];
 /// The roles, in the order of the plan.
 pub(super) const ROLES: [&str; 2] = ["prefill", "decode"];
-/// Most Pods of one role: they share the last byte of an address with the other role.
-pub(super) const MAX_PODS: u32 = 100;
 /// The header that names a revision.
 pub(super) const REVISION_HEADER: HeaderName = HeaderName::from_static("x-llm-d-disagg-revision");
 
@@ -272,7 +270,8 @@ mod tests {
 
     #[test]
     fn every_engine_has_an_address_and_a_name_of_its_own() {
-        let step = Step { old: vec![MAX_PODS; 2], new: vec![MAX_PODS; 2] };
+        // The roles share the last byte of an address, a hundred each.
+        let step = Step { old: vec![100; 2], new: vec![100; 2] };
         let mut addresses: Vec<Ipv4Addr> = places(&step).map(address).collect();
         let mut names: Vec<String> = places(&step).map(name).collect();
         for place in places(&step) {

@@ -8,7 +8,7 @@ use http_body_util::Full;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use revgate_engine::{KV_MISMATCH, NAME_HEADER};
 use serde_json::{Value, json};
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 
 use super::{
     board::{Board, Lane, Outcome},
@@ -29,10 +29,15 @@ pub(super) struct Listeners {
     pub(super) decode: SocketAddr,
 }
 
-/// Waits for the next turn of a client that has a pace.
-async fn turn(pace: &mut Option<Interval>) {
-    if let Some(pace) = pace {
-        pace.tick().await;
+/// After a request that is not judged: those that are have the machine for themselves, almost.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Waits for the next turn of a client that has a pace, or that has nothing judged to do.
+async fn turn(pace: &mut Option<Interval>, judged: bool) {
+    match pace {
+        Some(pace) => drop(pace.tick().await),
+        None if judged => {}
+        None => sleep(PAUSE).await,
     }
 }
 
@@ -49,9 +54,11 @@ pub(super) async fn coordinate(board: Arc<Board>, listeners: Listeners, pace: Op
     let mut generator = StdRng::seed_from_u64(seed);
     let mut peers = (Peer::new(listeners.prefill), Peer::new(listeners.decode));
     let mut pace = pacer(pace);
+    let mut judged = true;
     loop {
-        turn(&mut pace).await;
+        turn(&mut pace, judged).await;
         let Some(ticket) = board.ticket(Lane::Pairs).await else { return };
+        judged = ticket.judged;
         let prompt = "all work and no play ".repeat(generator.random_range(1..20));
         let body = json!({
             "model": "sim", "stream": generator.random::<bool>(), "max_tokens": 4,
@@ -164,9 +171,11 @@ fn server(answer: &Response<Bytes>) -> Result<(String, usize), String> {
 /// A plain client: each request on a connection of its own to a VIP that only the kernel knows.
 pub(super) async fn dial(board: Arc<Board>, vip: SocketAddr, pace: Option<Duration>) {
     let mut pace = pacer(pace);
+    let mut judged = true;
     loop {
-        turn(&mut pace).await;
+        turn(&mut pace, judged).await;
         let Some(ticket) = board.ticket(Lane::Vip).await else { return };
+        judged = ticket.judged;
         let outcome = match once(vip).await {
             Ok((_, revision)) => Outcome::Served(revision),
             Err(why) => Outcome::Failed(format!("VIP {vip}: {why}")),
