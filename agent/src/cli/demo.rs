@@ -108,34 +108,35 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit, Failure> {
     if let Some(vip) = args.member {
         return member::live(vip).map(|()| Exit::Done).map_err(Failure::failed);
     }
+    // Made before the runtime, because it must outlive the processes that the runtime's tasks hold.
+    let isolation = Isolation::enter(!args.no_kernel, &REVISIONS);
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
-    runtime.block_on(async {
+    let exit = runtime.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
         let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
         let mut view = View::new(out);
         // Dropped in the middle, the play ends its processes and removes its files.
         select! {
-            exit = play(args, &mut view) => exit,
+            exit = play(args, &isolation, &mut view) => exit,
             _ = interrupt.recv() => Err(Failure::failed("interrupted")),
             _ = terminate.recv() => Err(Failure::failed("terminated")),
         }
-    })
+    });
+    drop(runtime);
+    let left = isolation.leave();
+    let exit = exit?;
+    left.map(|()| exit)
 }
 
-async fn play(args: &Args, view: &mut View<'_>) -> Result<Exit, Failure> {
+async fn play(args: &Args, isolation: &Isolation, view: &mut View<'_>) -> Result<Exit, Failure> {
     let plan = rollout::plan(&SIZE, &SIZE, LIMITS).map_err(Failure::failed)?;
-    // In the order in which they must outlive each other: what comes last is dropped first.
-    let isolation = Isolation::enter(!args.no_kernel, &REVISIONS);
     let mut stage = Stage::set().await?;
     if args.keep {
         let directory = stage.keep().display().to_string();
         view.say(&format!("files: {directory}\n"))?;
     }
-    let wrong =
-        Performance::start(args, &plan, &mut stage, &isolation, view).await?.play(&plan, view).await?;
-    drop(stage);
-    isolation.leave()?;
+    let wrong = Performance::start(args, &plan, &mut stage, isolation, view).await?.play(&plan, view).await?;
     Ok(if wrong { Exit::Failed } else { Exit::Done })
 }
 
@@ -199,7 +200,19 @@ impl<'a> Performance<'a> {
         let tests = judge::tests(plan, if kernel { 2 } else { 1 });
         let opening = Kernel::of(&report);
         let before = opening;
-        Ok(Self { args, stage, isolation, kernel, tests, board, clients, agent, faults: Vec::new(), opening, before })
+        Ok(Self {
+            args,
+            stage,
+            isolation,
+            kernel,
+            tests,
+            board,
+            clients,
+            agent,
+            faults: Vec::new(),
+            opening,
+            before,
+        })
     }
 
     /// Plays all steps; whether anything was wrong.
