@@ -199,7 +199,19 @@ impl<'a> Performance<'a> {
         let tests = judge::tests(plan, if kernel { 2 } else { 1 });
         let opening = Kernel::of(&report);
         let before = opening;
-        Ok(Self { args, stage, isolation, kernel, tests, board, clients, agent, faults: Vec::new(), opening, before })
+        Ok(Self {
+            args,
+            stage,
+            isolation,
+            kernel,
+            tests,
+            board,
+            clients,
+            agent,
+            faults: Vec::new(),
+            opening,
+            before,
+        })
     }
 
     /// Plays all steps; whether anything was wrong.
