@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use revgate_common::pick;
 use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 
@@ -63,32 +64,26 @@ pub(crate) fn measure(plan: &Plan, cores: Cores, progress: impl Fn(&str)) -> Res
 }
 
 fn measure_size(plan: &Plan, cores: Cores, cgroup: &OwnCgroup, port: u16, endpoints: u32) -> Result<Row> {
-    let stranger = SocketAddr::from((STRANGER, port));
-    let member = SocketAddr::from((endpoint(1 + endpoints / 2), port));
-    let vip = SocketAddr::from((VIP, port));
+    let stranger = Target::One((STRANGER, port).into());
+    let vip = Target::One((VIP, port).into());
+    // As many addresses as the VIP leads to, so that both find the kernel's own caches equally warm.
+    let member = Target::Endpoints { count: endpoints, port };
 
     let [before] = alternate(plan.connects, [stranger])?;
     let files = TempDir::new()?;
     let bpffs = OwnBpffs::mount(&files.path().join("bpf"))?;
-    let _revgate = start(cores, files.path(), cgroup, port, vip, endpoints)?;
-    let [stranger, member, vip_median] = alternate(plan.connects, [stranger, member, vip])?;
+    let _revgate = start(cores, files.path(), cgroup, port, endpoints)?;
+    let [stranger, member, through_vip] = alternate(plan.connects, [stranger, member, vip])?;
     // Apart, because counting costs time of its own.
     let counting = RunTime::start("connect4")?;
     let _ = alternate(plan.connects, [vip])?;
     let program = counting.mean()?;
     drop(bpffs);
-    Ok(Row { endpoints, before, stranger, member, vip: vip_median, program })
+    Ok(Row { endpoints, before, stranger, member, vip: through_vip, program })
 }
 
 /// revgate with a VIP and so many endpoints, ready when this returns.
-fn start(
-    cores: Cores,
-    dir: &Path,
-    cgroup: &OwnCgroup,
-    port: u16,
-    vip: SocketAddr,
-    endpoints: u32,
-) -> Result<Server> {
+fn start(cores: Cores, dir: &Path, cgroup: &OwnCgroup, port: u16, endpoints: u32) -> Result<Server> {
     let mut pods: String = [("a", 250), ("b", 251)]
         .into_iter()
         .map(|(revision, last)| pod("bench", revision, "prefill", Ipv4Addr::new(127, 15, 0, last)))
@@ -103,7 +98,7 @@ fn start(
         .replace("@DIR@", &dir.display().to_string())
         .replace("@CGROUP@", &cgroup.path().display().to_string())
         .replace("@PORT@", &port.to_string())
-        .replace("@VIP@", &vip.to_string())
+        .replace("@VIP@", &SocketAddr::from((VIP, port)).to_string())
         .replace("@ADMIN@", &admin.to_string());
     let config = dir.join("revgate.yaml");
     fs::write(&config, text)?;
@@ -118,12 +113,34 @@ fn endpoint(at: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(BEFORE_FIRST) + at)
 }
 
-/// Medians of `connects` connects to each of the addresses, which take turns.
-fn alternate<const N: usize>(connects: usize, addresses: [SocketAddr; N]) -> Result<[f64; N]> {
-    let mut times = addresses.map(|_| Vec::with_capacity(connects));
-    for _ in 0..connects {
-        for (address, times) in addresses.iter().zip(&mut times) {
-            times.push(connect(*address).map_err(|error| format!("connect to {address}: {error}"))?);
+/// Where to connect.
+#[derive(Clone, Copy, Debug)]
+enum Target {
+    /// Always there.
+    One(SocketAddr),
+    /// To one endpoint after another, in an order that jumps.
+    Endpoints { count: u32, port: u16 },
+}
+
+impl Target {
+    fn address(self, turn: u32) -> SocketAddr {
+        match self {
+            Self::One(address) => address,
+            // Multiplied by a large odd number the turns look random, and meet every endpoint equally often.
+            Self::Endpoints { count, port } => {
+                (endpoint(1 + pick::index(turn.wrapping_mul(0x9e37_79b9), count)), port).into()
+            }
+        }
+    }
+}
+
+/// Medians of `connects` connects to each of the targets, which take turns.
+fn alternate<const N: usize>(connects: u32, targets: [Target; N]) -> Result<[f64; N]> {
+    let mut times = targets.map(|_| Vec::new());
+    for turn in 0..connects {
+        for (target, times) in targets.iter().zip(&mut times) {
+            let address = target.address(turn);
+            times.push(connect(address).map_err(|error| format!("connect to {address}: {error}"))?);
         }
     }
     #[expect(clippy::cast_precision_loss, reason = "nanoseconds of one connect")]

@@ -33,7 +33,7 @@ struct Plan {
     /// How long each is measured in a round.
     time: Duration,
     /// Connects to each address.
-    connects: usize,
+    connects: u32,
 }
 
 /// Measures revgate beside nginx, HAProxy and no proxy.

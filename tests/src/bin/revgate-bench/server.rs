@@ -4,6 +4,7 @@ use std::{
     env, fmt, fs,
     io::{BufRead, BufReader, Write},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread::sleep,
@@ -108,11 +109,18 @@ impl Drop for Server {
         let since = Instant::now();
         while matches!(self.child.try_wait(), Ok(None)) {
             if since.elapsed() > PATIENCE {
+                eprintln!("bench: process {} did not end when asked to; killed", self.child.id());
                 let _ = self.child.kill();
                 let _ = self.child.wait();
                 return;
             }
             sleep(Duration::from_millis(10));
+        }
+        if let Ok(Some(status)) = self.child.try_wait()
+            && !status.success()
+            && status.signal().is_none_or(|signal| signal != Signal::TERM.as_raw())
+        {
+            eprintln!("bench: process {} ended badly: {status}", self.child.id());
         }
     }
 }
