@@ -77,7 +77,7 @@ pub enum StartError {
         /// The listener.
         listener: Arc<str>,
         /// What is wrong.
-        source: TlsError,
+        source: Box<TlsError>,
     },
     /// A worker thread cannot be made.
     #[error("worker {worker} cannot start: {source}")]
@@ -211,7 +211,7 @@ impl Proxy {
                 .as_ref()
                 .map(tls::load)
                 .transpose()
-                .map_err(|source| StartError::Tls { listener: listener(), source })?;
+                .map_err(|source| StartError::Tls { listener: listener(), source: Box::new(source) })?;
             let mut address = plan.config.address;
             let failed =
                 |source| StartError::Bind { listener: listener(), address: plan.config.address, source };

@@ -50,7 +50,7 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.set_tcp_nodelay(true)?;
     socket.set_tcp_keepalive(
         &TcpKeepalive::new()
-            .with_time(Duration::from_secs(60))
+            .with_time(Duration::from_mins(1))
             .with_interval(Duration::from_secs(15))
             .with_retries(3),
     )?;

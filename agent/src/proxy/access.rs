@@ -80,7 +80,7 @@ impl Drop for Access {
                 "request"
             ),
             None => {
-                tracing::info!(target: "revgate::access", listener, %method, path, micros, "request abandoned")
+                tracing::info!(target: "revgate::access", listener, %method, path, micros, "request abandoned");
             }
         }
     }

@@ -209,7 +209,7 @@ pub(super) async fn serve<S>(
                 .max_header_size(http.max_head)
                 .max_buf_size(http.max_head.max(MIN_BUFFER))
                 .serve_connection(TokioIo::new(stream), service);
-            drive(&client, connection, last, |connection| connection.graceful_shutdown()).await;
+            drive(&client, connection, last, http1::Connection::graceful_shutdown).await;
         }
         Protocol::Http2 => {
             client.multiplexed.set(true);
@@ -217,7 +217,7 @@ pub(super) async fn serve<S>(
                 .timer(TokioTimer::new())
                 .max_header_list_size(u32::try_from(http.max_head).unwrap_or(u32::MAX))
                 .serve_connection(TokioIo::new(stream), service);
-            drive(&client, connection, false, |connection| connection.graceful_shutdown()).await;
+            drive(&client, connection, false, http2::Connection::graceful_shutdown).await;
         }
     }
 }

@@ -21,20 +21,14 @@ struct Entries {
 impl Deadlines {
     /// Wakes a task at the first sweep from `at` on, in milliseconds of the proxy's clock.
     pub(super) fn set(&self, at: u64, waker: Waker) -> Deadline<'_> {
-        let mut entries = self.entries.borrow_mut();
-        let entry = Some((at, waker));
-        let index = match entries.free.pop() {
-            Some(index) => {
-                if let Some(place) = entries.waiting.get_mut(index) {
-                    *place = entry;
-                }
-                index
-            }
-            None => {
-                entries.waiting.push(entry);
-                entries.waiting.len() - 1
-            }
-        };
+        let entries = &mut *self.entries.borrow_mut();
+        let index = entries.free.pop().unwrap_or_else(|| {
+            entries.waiting.push(None);
+            entries.waiting.len() - 1
+        });
+        if let Some(place) = entries.waiting.get_mut(index) {
+            *place = Some((at, waker));
+        }
         Deadline { of: self, index, at }
     }
 

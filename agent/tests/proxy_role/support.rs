@@ -206,6 +206,7 @@ pub(crate) fn snapshot(mode: GatingMode, endpoints: &[Arc<Endpoint>]) -> Snapsho
         sets: vec![SetView {
             name: "set".into(),
             mode,
+            required: 1,
             revision_header: REVISION,
             selectors: Arc::new([]),
             roles: Arc::new(["decode".into()]),
