@@ -145,12 +145,12 @@ shutdown: {{delay: 0s, deadline: 20s}}
             what: &str,
             mut look: impl AsyncFnMut() -> T,
             holds: impl Fn(&T) -> bool,
-        ) -> T {
+        ) {
             let end = Instant::now() + PATIENCE;
             loop {
                 let seen = look().await;
                 if holds(&seen) {
-                    return seen;
+                    return;
                 }
                 assert!(Instant::now() < end, "{what}: saw {seen:?}\n{}", self.log());
                 sleep(Duration::from_millis(20)).await;

@@ -9,6 +9,7 @@ mod reload;
 mod signals;
 
 use std::{
+    net::SocketAddr,
     sync::Arc,
     thread,
     time::{Instant, SystemTime},
@@ -29,6 +30,7 @@ use crate::{
         file::{FileSource, Reading},
     },
     config::{Config, SourceConfig},
+    fatal::Indispensable,
     observe::{
         Readiness, Scene,
         admin::{self, Admin},
@@ -89,7 +91,7 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
         state,
         published: Arc::clone(&published),
         kernel: kernel.writer().map_err(Failure::failed)?,
-        observer: Box::new(Teller::new(&readiness, kernel.kernel())),
+        observer: Box::new(Teller::new(&readiness, kernel.has_programs())),
         changes: queue,
         configs: new_configs,
     };
@@ -100,7 +102,7 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
         kernel: kernel.reader(),
         source: Arc::clone(&source),
         reload: Arc::clone(&reload),
-        listeners: listeners(&config),
+        listeners: ArcSwap::from_pointee(Vec::new()),
         node: config.agent.node.clone(),
         started: Instant::now(),
         started_at: SystemTime::now(),
@@ -110,38 +112,41 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     let counted = proxy::Metrics::register(registry.sub_registry_with_prefix(metrics::PREFIX), no_match);
     let pinner = kernel.pinner().map_err(Failure::failed)?;
     let mut proxy = Proxy::start(&config, published, &pinner, counted).map_err(Failure::failed)?;
+    scene.listeners.store(Arc::new(listeners(&config, &proxy)));
     let admin_socket = admin::bind(config.agent.admin).await.map_err(Failure::failed)?;
     info!(admin = %config.agent.admin, sets = config.sets.len(), "started");
 
     let owner = thread::Builder::new()
         .name("owner".into())
-        .spawn(|| owner.run_blocking())
+        .spawn(|| {
+            let _indispensable = Indispensable("owner");
+            owner.run_blocking()
+        })
         .map_err(Failure::failed)?;
     let mut tasks = JoinSet::new();
-    tasks.spawn(async { match Admin::new(scene, Arc::new(registry)).serve(admin_socket).await {} });
+    let admin = Admin::new(Arc::clone(&scene), Arc::new(registry));
+    tasks.spawn(async { match admin.serve(admin_socket).await {} });
     let pods = FileSource::new(pods.clone(), kernel::cgroup_root(&config.agent.kernel));
     tasks.spawn(follow_pods(pods, changes, source));
-    let (reloads, mut reloaded) = mpsc::unbounded_channel();
+    let (offers, mut offered) = mpsc::channel(1);
     let current = Config::clone(&config);
-    tasks.spawn(reload::follow(file.path.clone(), file.node.clone(), current, Arc::clone(&reload), reloads));
+    tasks.spawn(reload::follow(file.path.clone(), file.node.clone(), current, reload, offers));
 
     let mut shutdown = config.agent.shutdown.clone();
     let signal = loop {
         tokio::select! {
             signal = signals.next() => break signal,
-            Some(config) = reloaded.recv() => match proxy.reconfigure(&config) {
-                Ok(()) => {
+            Some(reload::Offer { config, answer }) = offered.recv() => {
+                let taken = proxy.reconfigure(&config).map_err(|error| error.to_string());
+                if taken.is_ok() {
                     shutdown = config.agent.shutdown.clone();
-                    reload.succeeded(SystemTime::now());
-                    info!(sets = config.sets.len(), "the changed configuration is in force");
+                    scene.listeners.store(Arc::new(listeners(&config, &proxy)));
                     // The owner lives as long as this sender does.
                     let _ = configs.send(config).await;
                 }
-                Err(error) => {
-                    error!(%error, "the changed configuration cannot be served; the old one stays in force");
-                    reload.failed(error.to_string());
-                }
-            },
+                // Nobody waits for it when the agent ends.
+                let _ = answer.send(taken);
+            }
         }
     };
     info!(signal, "draining; a second signal ends the agent at once");
@@ -155,7 +160,7 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     tasks.shutdown().await;
     match owner.join() {
         Ok(ended) => ended.map(|()| Exit::Done).map_err(Failure::failed),
-        Err(_) => Err(Failure::failed("the owner of the state panicked; the log above says where")),
+        Err(_) => Err(Failure::failed("the owner of the state panicked")),
     }
 }
 
@@ -186,20 +191,18 @@ fn heard(health: &SourceHealth, reading: &Reading<'_>) {
     }
 }
 
-fn listeners(config: &Config) -> Vec<ListenerReport> {
-    config
-        .agent
-        .listeners
-        .iter()
-        .filter_map(|listener| {
-            let set = config.sets.get(listener.set)?;
-            Some(ListenerReport {
-                name: listener.name.to_string(),
-                address: listener.address,
-                set: set.name.to_string(),
-                role: set.roles.get(listener.role)?.to_string(),
-                tls: listener.tls.is_some(),
-            })
+/// What the proxy listens on, with the names of what it serves there.
+fn listeners(config: &Config, proxy: &Proxy) -> Vec<ListenerReport> {
+    let report = |(name, address): (&str, SocketAddr)| {
+        let listener = config.agent.listeners.iter().find(|listener| listener.name.as_ref() == name)?;
+        let set = config.sets.get(listener.set)?;
+        Some(ListenerReport {
+            name: name.to_owned(),
+            address,
+            set: set.name.to_string(),
+            role: set.roles.get(listener.role)?.to_string(),
+            tls: listener.tls.is_some(),
         })
-        .collect()
+    };
+    proxy.addresses().filter_map(report).collect()
 }

@@ -36,17 +36,22 @@ impl Reloader {
         Self { file, node, current }
     }
 
-    /// Reads the file again; `None` where it says the same as before.
-    pub fn check(&mut self) -> Option<Reload> {
+    /// Reads the file again; `None` where it says what is in force.
+    #[must_use]
+    pub fn check(&self) -> Option<Reload> {
         match load(&self.file, self.node.as_deref()) {
             Ok(loaded) if loaded.config == self.current => None,
             Ok(loaded) => {
                 let restart = restart_needed(&self.current, &loaded.config);
-                self.current = loaded.config.clone();
                 Some(Reload::Changed { loaded: Box::new(loaded), restart })
             }
             Err(error) => Some(Reload::Rejected(error)),
         }
+    }
+
+    /// Says what has come into force. Until then [`Reloader::check`] reports it again.
+    pub fn accept(&mut self, config: Config) {
+        self.current = config;
     }
 }
 
@@ -140,6 +145,9 @@ kind: AgentConfig
         let Some(Reload::Changed { loaded, restart }) = reloader.check() else { panic!("changed") };
         assert_eq!(loaded.config.sets[0].mode, super::super::GatingMode::Sum);
         assert!(restart.is_empty());
+        assert!(matches!(reloader.check(), Some(Reload::Changed { .. })), "until it is accepted");
+        reloader.accept(loaded.config);
+        assert!(reloader.check().is_none(), "in force");
 
         mount.swap(&good("mean", ""));
         let Some(Reload::Rejected(error)) = reloader.check() else { panic!("rejected") };
@@ -153,7 +161,7 @@ kind: AgentConfig
     #[test]
     fn f5_a_vanished_file_keeps_the_old() {
         let mount = Mount::new(&good("sum", ""));
-        let mut reloader = mount.reloader();
+        let reloader = mount.reloader();
         fs::remove_file(mount.file()).unwrap();
         assert!(matches!(reloader.check(), Some(Reload::Rejected(ConfigError::Read { .. }))));
     }
@@ -162,18 +170,18 @@ kind: AgentConfig
     async fn f5_the_watched_file_is_read_again_when_its_config_map_is_swapped() {
         let mut mount = Mount::new(&good("sum", ""));
         let mut watch = FileWatch::new(&mount.file()).unwrap();
-        let mut reloader = mount.reloader();
+        let reloader = mount.reloader();
         let bound = std::time::Duration::from_mins(1);
         mount.swap(&good("max-role", ""));
-        let reload = tokio::time::timeout(bound, next(&mut watch, &mut reloader)).await.unwrap();
+        let reload = tokio::time::timeout(bound, next(&mut watch, &reloader)).await.unwrap();
         assert!(matches!(reload, Reload::Changed { .. }), "{reload:?}");
         mount.swap("nothing useful");
-        let reload = tokio::time::timeout(bound, next(&mut watch, &mut reloader)).await.unwrap();
+        let reload = tokio::time::timeout(bound, next(&mut watch, &reloader)).await.unwrap();
         assert!(matches!(reload, Reload::Rejected(_)), "{reload:?}");
     }
 
     /// The watch may tell of a change that is none.
-    async fn next(watch: &mut FileWatch, reloader: &mut Reloader) -> Reload {
+    async fn next(watch: &mut FileWatch, reloader: &Reloader) -> Reload {
         loop {
             watch.changed().await;
             if let Some(reload) = reloader.check() {

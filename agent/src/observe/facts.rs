@@ -97,6 +97,11 @@ impl ReloadHealth {
         state.error = Some(error.into());
     }
 
+    /// The file says again what is in force: nothing is wrong any more.
+    pub fn undone(&self) {
+        lock(&self.state).error = None;
+    }
+
     pub(super) fn report(&self) -> ConfigReport {
         let state = lock(&self.state);
         ConfigReport {
@@ -152,13 +157,16 @@ mod tests {
         let reload = ReloadHealth::new("/config.yaml", at(100));
         assert_eq!(reload.report().last_reload, ReloadResult::None);
         reload.failed("line 1: unknown field");
+        reload.undone();
+        assert_eq!(reload.report().last_reload, ReloadResult::None, "the bad change was taken back");
+        reload.failed("line 1: unknown field");
         let report = reload.report();
         assert_eq!(report.last_reload, ReloadResult::Failed);
         assert!((report.in_force_since - 100.0).abs() < f64::EPSILON, "the old one is still in force");
         reload.succeeded(at(200));
         let report = reload.report();
         assert_eq!((report.last_reload, report.error), (ReloadResult::Succeeded, None));
-        assert_eq!((report.reloads_succeeded, report.reloads_failed), (1, 1));
+        assert_eq!((report.reloads_succeeded, report.reloads_failed), (1, 2));
         assert!((report.in_force_since - 200.0).abs() < f64::EPSILON);
     }
 }

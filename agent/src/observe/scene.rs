@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use arc_swap::ArcSwap;
+
 use super::{
     KernelReader, Readiness, Report,
     facts::{ReloadHealth, SourceHealth},
@@ -25,8 +27,8 @@ pub struct Scene {
     pub source: Arc<SourceHealth>,
     /// The configuration.
     pub reload: Arc<ReloadHealth>,
-    /// What the proxy listens on.
-    pub listeners: Vec<ListenerReport>,
+    /// What the proxy listens on; replaced with the configuration.
+    pub listeners: ArcSwap<Vec<ListenerReport>>,
     /// The node that the agent runs on, where it was told.
     pub node: Option<Arc<str>>,
     /// When the agent started, for ages.
@@ -53,7 +55,7 @@ impl Scene {
             waiting: self.readiness.reasons(),
             source: self.source.report(now),
             config: self.reload.report(),
-            listeners: &self.listeners,
+            listeners: &self.listeners.load(),
             node: self.node.as_deref(),
             uptime: self.uptime(now),
         })

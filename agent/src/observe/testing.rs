@@ -206,7 +206,7 @@ pub(crate) fn scene(snapshot: Snapshot) -> Arc<Scene> {
         readiness: Readiness::default(),
         source: Arc::new(SourceHealth::new("file", "/etc/revgate/pods.yaml")),
         reload: Arc::new(ReloadHealth::new("/etc/revgate/config.yaml", SystemTime::now())),
-        listeners: vec![listener()],
+        listeners: arc_swap::ArcSwap::from_pointee(vec![listener()]),
         node: Some("node-a".into()),
         started: Instant::now(),
         started_at: SystemTime::now(),

@@ -11,7 +11,7 @@ use crate::{
         KernelReader, KernelReading,
         kernel::{EndpointConnections, UserSpace},
     },
-    snapshot::state::Tenants,
+    snapshot::{Snapshot, state::Tenants},
 };
 
 /// With programs or without.
@@ -62,19 +62,21 @@ impl Side {
         left.iter().map(|set| set.generation).max().unwrap_or(0)
     }
 
-    pub(super) fn kernel(&self) -> Option<Arc<Kernel>> {
-        match self {
-            Self::Kernel { kernel, .. } => Some(Arc::clone(kernel)),
-            Self::UserSpace { .. } => None,
-        }
+    pub(super) fn has_programs(&self) -> bool {
+        matches!(self, Self::Kernel { .. })
     }
 
     pub(super) fn writer(&self) -> Result<Option<Box<dyn Publish>>, KernelError> {
-        self.kernel().map(|kernel| kernel.writer()).transpose()
+        let Self::Kernel { kernel, .. } = self else { return Ok(None) };
+        let writer = kernel.writer()?;
+        Ok(Some(Box::new(Proven { writer, kernel: Arc::clone(kernel), proven: false })))
     }
 
     pub(super) fn pinner(&self) -> Result<Pinner, KernelError> {
-        self.kernel().map_or_else(|| Ok(Pinner::user_space()), |kernel| kernel.pinner())
+        match self {
+            Self::Kernel { kernel, .. } => kernel.pinner(),
+            Self::UserSpace { .. } => Ok(Pinner::user_space()),
+        }
     }
 
     pub(super) fn reader(&self) -> Box<dyn KernelReader> {
@@ -82,6 +84,25 @@ impl Side {
             Self::Kernel { kernel, fence, .. } => Box::new(Reader { reader: kernel.reader(), fence }),
             Self::UserSpace { because } => Box::new(UserSpace { because: because.clone() }),
         }
+    }
+}
+
+/// A writer whose first tables must also be seen to act on this process (K9): where they do not, its pinned dials would
+/// reach nobody. The owner tries again, as after any failed write.
+struct Proven {
+    writer: Box<dyn Publish>,
+    kernel: Arc<Kernel>,
+    proven: bool,
+}
+
+impl Publish for Proven {
+    fn publish(&mut self, snapshot: &Snapshot) -> Result<(), KernelError> {
+        self.writer.publish(snapshot)?;
+        if !self.proven {
+            self.kernel.probe()?;
+            self.proven = true;
+        }
+        Ok(())
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tracing::{error, info, warn};
 
 use crate::{
-    kernel::{Kernel, KernelError},
+    kernel::KernelError,
     observe::{Gate, Readiness, rollout_log},
     snapshot::{Snapshot, owner::Observer, state::Note},
 };
@@ -16,25 +16,15 @@ pub(super) struct Teller {
     pods: Option<Gate>,
     /// Held until the first tables are in force and seen to act.
     tables: Option<Gate>,
-    kernel: Option<Arc<Kernel>>,
     /// The last write failed, and that was said.
     failing: bool,
 }
 
 impl Teller {
-    pub(super) fn new(readiness: &Readiness, kernel: Option<Arc<Kernel>>) -> Self {
+    pub(super) fn new(readiness: &Readiness, kernel: bool) -> Self {
         let pods = Some(readiness.gate("first Pod list"));
-        let tables = kernel.is_some().then(|| readiness.gate("kernel tables"));
-        Self { pods, tables, kernel, failing: false }
-    }
-
-    /// The first tables are written: they must also act on this process, or its pinned dials would reach nobody.
-    fn prove(&mut self) {
-        let (Some(kernel), true) = (&self.kernel, self.tables.is_some()) else { return };
-        match kernel.probe() {
-            Ok(()) => self.tables = None,
-            Err(error) => error!(%error, "not ready: the kernel programs do not act"),
-        }
+        let tables = kernel.then(|| readiness.gate("kernel tables"));
+        Self { pods, tables, failing: false }
     }
 }
 
@@ -51,11 +41,11 @@ impl Observer for Teller {
                 if std::mem::take(&mut self.failing) {
                     info!(generation = now.generation, "the kernel tables are in step again");
                 }
-                self.prove();
+                self.tables = None;
             }
             Some(Err(error)) if !self.failing => {
                 self.failing = true;
-                error!(%error, generation = now.generation, "the kernel keeps its last tables; trying again");
+                error!(%error, generation = now.generation, "the kernel is behind; trying again");
             }
             Some(Err(_)) | None => {}
         }
