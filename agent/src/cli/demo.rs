@@ -3,9 +3,9 @@
 //! In one process tree: simulated engines of two revisions, the agent as a child (`revgate run`), clients, and the
 //! plan of a rollout played through the Pod file. Everything is on 127.0.0.0/8.
 //!
-//! [`stage`] holds addresses, engines and files, [`isolation`] the demo's own corner of the kernel, [`child`] the
-//! agent, [`traffic`] and [`member`] the clients, [`board`] the score, [`judge`] and [`chance`] the verdict, and
-//! [`view`] shows it.
+//! `stage` holds addresses, engines and files, `isolation` the demo's own corner of the kernel, `child` the
+//! agent, `traffic` and `member` the clients, `board` the score, `judge` and `chance` the verdict, and
+//! `view` shows it.
 
 mod board;
 mod chance;
