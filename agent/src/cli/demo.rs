@@ -3,9 +3,9 @@
 //! In one process tree: simulated engines of two revisions, the agent as a child (`revgate run`), clients, and the
 //! plan of a rollout played through the Pod file. Everything is on 127.0.0.0/8.
 //!
-//! [`stage`] holds addresses, engines and files, [`isolation`] the demo's own corner of the kernel, [`child`] the
-//! agent, [`traffic`] and [`member`] the clients, [`board`] the score, [`judge`] and [`chance`] the verdict, and
-//! [`view`] shows it.
+//! `stage` holds addresses, engines and files, `isolation` the demo's own corner of the kernel, `child` the
+//! agent, `traffic` and `member` the clients, `board` the score, `judge` and `chance` the verdict, and
+//! `view` shows it.
 
 mod board;
 mod chance;
@@ -74,7 +74,7 @@ pub struct Args {
     /// Take less than 20 s, with fewer requests.
     #[arg(long)]
     fast: bool,
-    /// Pairs, and VIP connections, whose shares are judged in each step [default: 1200, with --fast 400].
+    /// Pairs, and VIP connections, whose shares are judged in each step [default: 1200, with --fast 300].
     #[arg(long, value_name = "REQUESTS", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     requests_per_step: Option<u64>,
     /// The seed of the clients' requests.
@@ -93,7 +93,7 @@ pub struct Args {
 
 impl Args {
     fn requests(&self) -> u64 {
-        self.requests_per_step.unwrap_or(if self.fast { 400 } else { 1200 })
+        self.requests_per_step.unwrap_or(if self.fast { 300 } else { 1200 })
     }
 
     /// The pace of one of several clients that together have a step's time for its requests.
