@@ -34,7 +34,7 @@ check: ## Format, clippy, documentation, licences
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps
-	$(CARGO) deny check bans licenses sources
+	$(CARGO) deny check --hide-inclusion-graph bans licenses sources
 
 build: ## Build the revgate binary
 	@.ci/setup ebpf
