@@ -1,11 +1,17 @@
-//! What the pure core costs at its largest: the pick of every connect and request, the distribution of every change.
+//! What the pure core costs at its largest: the pick of every connect and request, the snapshot and tables of every
+//! change.
 
-use std::sync::Arc;
+#![expect(clippy::expect_used, reason = "a benchmark with bad input has nothing to measure")]
+
+use std::{collections::HashMap, fmt::Write as _, path::Path, sync::Arc};
 
 use divan::{Bencher, black_box};
 use revgate::{
-    config::GatingMode,
+    cluster::{Change, Pod, list},
+    config::{self, FenceMode, GatingMode},
     gating::{Ask, Census, Distribution, Gating, choose},
+    kernel::tables::Tables,
+    snapshot::state::State,
 };
 use revgate_common::{
     layout::{MAX_REVISIONS, MAX_ROLES},
@@ -32,6 +38,35 @@ fn census() -> Census {
         }
     }
     census
+}
+
+/// 10,000 Ready Pods of 50 revisions, half Prefill and half Decode.
+fn pods() -> Vec<Arc<Pod>> {
+    let mut text = String::new();
+    for at in 0..10_000_u32 {
+        let (revision, role) =
+            (at % REVISIONS, if (at / REVISIONS).is_multiple_of(2) { "prefill" } else { "decode" });
+        writeln!(
+            text,
+            "- {{name: pod-{at}, ip: 127.16.{}.{}, ready: true, labels: {{app: bench, \
+             disaggregatedset.x-k8s.io/revision: r{revision}, disaggregatedset.x-k8s.io/role: {role}}}}}",
+            at >> 8,
+            at & 0xff
+        )
+        .expect("text");
+    }
+    list::parse(&text).expect("Pods").into_iter().map(|listed| Arc::new(listed.pod)).collect()
+}
+
+/// A state with these Pods.
+fn state(pods: Vec<Arc<Pod>>) -> State {
+    let text = "{apiVersion: llm-d.ai/v1alpha1, kind: EndpointPickerConfig, plugins: \
+                [{type: disaggregatedset-rollout-screener, parameters: {scope: {labelSelector: app=bench}, \
+                revisionGating: {mode: max-role, requiredRoles: [prefill, decode]}}}]}";
+    let loaded = config::parse(Path::new("bench"), text.as_bytes(), None).expect("a configuration");
+    let mut state = State::new(Arc::new(loaded.config), HashMap::new(), 0);
+    state.apply(Change::Replace(pods));
+    state
 }
 
 fn distribution() -> Distribution {
@@ -68,4 +103,23 @@ fn choose_by_decision_id(bencher: Bencher) {
     let distribution = distribution();
     let id = b"0195d3a2-7c1e-7b60-a9f1-5f2f5c1d2e3a";
     bencher.bench(|| choose(black_box(&distribution), true, Ask::DecisionId(black_box(id)), 0).is_ok());
+}
+
+#[divan::bench]
+fn build_a_snapshot_of_10_000_pods_after_one_changed(bencher: Bencher) {
+    let pods = pods();
+    let mut changed = Pod::clone(pods.first().expect("a Pod"));
+    let mut state = state(pods);
+    drop(state.build());
+    bencher.bench_local(|| {
+        changed.ready = !changed.ready;
+        state.apply(Change::Upsert(Arc::new(changed.clone())));
+        state.build()
+    });
+}
+
+#[divan::bench]
+fn make_the_kernel_tables_of_10_000_pods(bencher: Bencher) {
+    let snapshot = state(pods()).build();
+    bencher.bench_local(|| Tables::of(black_box(&snapshot), FenceMode::Enforce).expect("tables that fit"));
 }

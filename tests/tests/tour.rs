@@ -1,4 +1,5 @@
 //! The files of the README's tour mean what the README says.
+#![cfg(test)]
 
 use std::{collections::HashMap, fs, path::Path, sync::Arc};
 

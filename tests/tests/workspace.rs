@@ -1,4 +1,5 @@
 //! The rules that hold for every file and member of the workspace, where no compiler lint can hold them.
+#![cfg(test)]
 
 use std::{
     fs,

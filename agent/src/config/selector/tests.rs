@@ -1,3 +1,5 @@
+//! The selector grammar beside what apimachinery does with the same text, and properties that hold for every text.
+
 use proptest::{collection, prelude::*};
 
 use super::*;
