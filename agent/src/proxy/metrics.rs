@@ -289,7 +289,7 @@ impl EncodeMetric for Latency {
     #[expect(clippy::cast_precision_loss, reason = "shown, not decided upon")]
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
         let seconds = |micros: u64| micros as f64 / 1e6;
-        let bounds = BOUNDS.iter().map(|bound| seconds(*bound)).chain(std::iter::once(f64::MAX));
+        let bounds = BOUNDS.iter().map(|bound| seconds(*bound)).chain(std::iter::once(f64::INFINITY));
         let buckets: Vec<(f64, u64)> = bounds.zip(self.0.counts.iter().map(|n| n.load(Relaxed))).collect();
         let count = buckets.iter().map(|(_, n)| n).sum();
         encoder.encode_histogram::<NoLabelSet>(seconds(self.0.micros.load(Relaxed)), count, &buckets, None)
