@@ -49,6 +49,7 @@ pub use metrics::Metrics;
 
 use crate::{
     config::{Config, HttpConfig, ShutdownConfig},
+    fatal::Indispensable,
     kernel::Pinner,
     snapshot::owner::Published,
 };
@@ -284,6 +285,7 @@ fn spawn(
             Ok(runtime) => (Some(runtime), Ok(())),
             Err(error) => (None, Err(error)),
         };
+        let _indispensable = Indispensable("proxy worker");
         // The starter waits for this one message.
         let _ = ready.send(started);
         if let Some(runtime) = runtime {

@@ -68,6 +68,9 @@ pub struct SetView {
     pub distribution: Distribution,
     /// Every revision with a member, sorted by name: the same order as `distribution.revisions`.
     pub revisions: Vec<RevisionView>,
+    /// Revisions for which no slot was left: no traffic, no endpoints, and their epoch is 0, which is nobody's. Their
+    /// members are known so that the fence keeps them apart.
+    pub left_out: Vec<RevisionView>,
 }
 
 /// One revision of a set at one moment.

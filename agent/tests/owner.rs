@@ -139,6 +139,16 @@ fn pod(name: &str, last: u8) -> Arc<Pod> {
     })
 }
 
+#[tokio::test(start_paused = true)]
+async fn ends_though_the_kernel_refuses_for_ever() {
+    let case = start(u32::MAX);
+    case.changes.send(Change::Replace(vec![pod("p", 1)])).await.unwrap();
+    pass(COALESCE).await;
+    assert_eq!(case.diary.take(), ["refuse p", "readers p"]);
+    drop((case.changes, case.configs));
+    timeout(Duration::from_secs(60), case.task).await.expect("it ends").expect("without a panic");
+}
+
 /// Time is paused: this lets everything run that is due before then, and takes no time itself.
 async fn pass(time: Duration) {
     sleep(time).await;

@@ -385,7 +385,8 @@ fn a_restarted_agent_keeps_slots_epochs_and_the_count_of_generations() {
     let view = &left.sets[0];
     let tenants =
         view.revisions.iter().map(|r| (r.slot, revgate::snapshot::slots::name_hash(&r.name), r.epoch));
-    let restored = HashMap::from([(revgate::snapshot::slots::name_hash("set"), tenants.collect())]);
+    let roles = ["prefill", "decode"].map(Arc::from);
+    let restored = HashMap::from([(revgate::snapshot::slots::set_hash("set", &roles), tenants.collect())]);
 
     let mut after = State::new(config(vec![set("set", &[])]), restored, left.generation);
     replace(&mut after, &pair("b", 2));

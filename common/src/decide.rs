@@ -285,8 +285,14 @@ fn may_reach<T: Tables>(tables: &T, member: &Member) -> bool {
             || (pin.set == member.set && pin.slot == member.slot && pin.epoch == member.epoch);
     }
     match tables.source() {
+        // Epoch 0 is of a revision without a slot: it is nobody's own.
         Some(source) if source.kind == SOURCE_MEMBER && source.set == member.set => {
-            source.slot == member.slot && source.epoch == member.epoch
+            source.slot == member.slot && source.epoch == member.epoch && source.epoch != 0
+        }
+        // Another set, if the source is what it says: while sets change places, both may be of one.
+        Some(source) if source.kind == SOURCE_MEMBER => {
+            let own = tables.set(source.set).map(|table| at(&table.slots, usize::from(source.slot)));
+            own.is_some_and(|slot| slot.epoch == source.epoch)
         }
         _ => true,
     }

@@ -102,7 +102,7 @@ pub const SET_UNGATED: u32 = 1;
 pub struct SetTable {
     /// Counts up with every published snapshot of the agent.
     pub generation: u64,
-    /// XXH64 (seed 0) of the set's name.
+    /// XXH64 (seed 0) of the set's name and its roles, each behind a NUL byte, in the order of their indices.
     pub set: u64,
     /// Eligible revisions with a weight, the used part of `last` and `slot_of_rank`. 0: deny all weighted connects.
     pub ranks: u32,

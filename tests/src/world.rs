@@ -181,6 +181,7 @@ impl Set {
             required: self.roles.len(),
             distribution: Distribution::of(&census, Gating { mode: self.mode, required: self.roles.len() }),
             revisions: self.revisions.iter().map(Revision::view).collect(),
+            left_out: Vec::new(),
         }
     }
 }

@@ -158,9 +158,16 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     // Without inputs the owner ends; what it published stays in the kernel.
     drop(configs);
     tasks.shutdown().await;
-    match owner.join() {
-        Ok(ended) => ended.map(|()| Exit::Done).map_err(Failure::failed),
-        Err(_) => Err(Failure::failed("the owner of the state panicked")),
+    tokio::select! {
+        ended = tokio::task::spawn_blocking(|| owner.join()) => match ended {
+            Ok(Ok(ended)) => ended.map(|()| Exit::Done).map_err(Failure::failed),
+            _ => Err(Failure::failed("the owner of the state panicked")),
+        },
+        signal = signals.next() => {
+            warn!(signal, "ended at once; the kernel keeps what was written last");
+            // The runtime would wait for the thread that waits for the owner.
+            std::process::exit(Exit::Done as i32)
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! a file written in place may be seen half done, which [`FileWatch`] makes unlikely but cannot exclude.
 
 use std::{
+    collections::HashSet,
     fs::{self, File},
     io::{self, Read as _},
     os::unix::fs::MetadataExt as _,
@@ -15,7 +16,7 @@ use std::{
 use tokio::sync::mpsc;
 
 use super::{
-    Cgroup, Change, Pod,
+    Cgroup, Change, Pod, PodKey,
     files::{FileWatch, NotAFile},
     list::{self, Invalid, Listed},
 };
@@ -73,7 +74,7 @@ pub enum Reading<'a> {
     Same,
     /// The file gives no list; the one before, if any, stays in force.
     Failed(&'a FileError),
-    /// A Pod names a cgroup that cannot be used; the Pod is sent without it.
+    /// A Pod names a cgroup that cannot be used; the Pod is sent without it. Said once, until it can.
     NoCgroup {
         /// The Pod.
         pod: &'a Pod,
@@ -107,8 +108,9 @@ impl FileSource {
         // Watch first, read second: a change in between is then seen by the next wait.
         let mut watch = FileWatch::new(&self.path)?;
         let mut last: Option<Vec<Arc<Pod>>> = None;
+        let mut said = HashSet::new();
         loop {
-            match self.read(&mut hook).await {
+            match self.read(&mut said, &mut hook).await {
                 Ok(pods) if last.as_ref() == Some(&pods) => hook(Reading::Same),
                 Ok(pods) => {
                     let count = pods.len();
@@ -127,7 +129,12 @@ impl FileSource {
         }
     }
 
-    async fn read(&self, hook: &mut impl FnMut(Reading<'_>)) -> Result<Vec<Arc<Pod>>, FileError> {
+    /// `said` are the Pods whose cgroup cannot be used, of which the hook has heard.
+    async fn read(
+        &self,
+        said: &mut HashSet<PodKey>,
+        hook: &mut impl FnMut(Reading<'_>),
+    ) -> Result<Vec<Arc<Pod>>, FileError> {
         let path = self.path.clone();
         let cgroups = self.cgroups.clone();
         // Parsing ten thousand Pods takes a while; other tasks of this thread go on.
@@ -139,12 +146,17 @@ impl FileSource {
             Err(FileError::Read { path: self.path.clone(), source: io::Error::other(stopped) })
         })?;
         let mut pods = Vec::with_capacity(read.len());
+        let mut without = HashSet::new();
         for (pod, problem) in read {
             if let Some(why) = problem {
-                hook(Reading::NoCgroup { pod: &pod, why: &why });
+                if !said.contains(&pod.key) {
+                    hook(Reading::NoCgroup { pod: &pod, why: &why });
+                }
+                without.insert(pod.key.clone());
             }
             pods.push(Arc::new(pod));
         }
+        *said = without;
         Ok(pods)
     }
 }

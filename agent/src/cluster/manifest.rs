@@ -94,6 +94,8 @@ pub struct Status {
     pub pod_ips: Option<Vec<PodIp>>,
     /// Conditions.
     pub conditions: Option<Vec<Condition>>,
+    /// `Succeeded` and `Failed` Pods have given their addresses back, though these still stand here.
+    pub phase: Option<String>,
 }
 
 /// One address.
@@ -163,8 +165,13 @@ impl PodObject {
         let sidecars = spec.init_containers.unwrap_or_default();
         let sidecars = sidecars.into_iter().filter(|c| c.restart_policy.as_deref() == Some("Always"));
         let containers = spec.containers.unwrap_or_default().into_iter().chain(sidecars);
-        let ready =
+        let is_ready =
             |c: &Condition| c.r#type.as_deref() == Some("Ready") && c.status.as_deref() == Some("True");
+        let ready = status.conditions.iter().flatten().any(is_ready);
+        // A finished Pod has no sandbox any more; its address may be another's. Readiness does not ask for the phase.
+        if !ready && matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+            ips.clear();
+        }
         let labels = metadata.labels.unwrap_or_default();
         Ok(Pod {
             key,
@@ -172,7 +179,7 @@ impl PodObject {
             node: spec.node_name.filter(|node| !node.is_empty()).map(Into::into),
             labels: labels_of(labels.into_iter().map(|(key, value)| (key, value.unwrap_or_default()))),
             active_ports: metadata.annotations.as_ref().and_then(active_ports),
-            ready: status.conditions.iter().flatten().any(ready),
+            ready,
             terminating: metadata.deletion_timestamp.is_some(),
             host_network: spec.host_network.unwrap_or(false),
             created,
@@ -281,6 +288,24 @@ mod tests {
         .unwrap();
         assert_eq!((&*pod.key.namespace, &*pod.key.uid), ("default", "default/p"));
         assert!(pod.ips.is_empty() && !pod.ready && !pod.terminating && pod.created == 0);
+    }
+
+    #[test]
+    fn a_finished_pod_has_given_its_address_back() {
+        let pod = |phase: &str, ready: &str| {
+            pod(serde_json::json!({
+                "metadata": {"name": "p"},
+                "status": {
+                    "phase": phase, "podIP": "10.0.0.1",
+                    "conditions": [{"type": "Ready", "status": ready}],
+                },
+            }))
+            .unwrap()
+        };
+        assert!(pod("Failed", "False").ips.is_empty());
+        assert!(pod("Succeeded", "False").ips.is_empty());
+        assert_eq!(pod("Running", "False").ips.len(), 1);
+        assert_eq!(pod("Failed", "True").ips.len(), 1, "the phase is not asked of a Ready Pod");
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub struct Reader {
 pub struct SetTenants {
     /// Index of the set.
     pub index: u32,
-    /// XXH64 (seed 0) of its name.
+    /// The hash of the set, see [`crate::snapshot::slots::set_hash`].
     pub set: u64,
     /// The generation in which its table changed last.
     pub generation: u64,
@@ -194,6 +194,16 @@ impl Shared {
             key = sys::map_next_key(self.connections.as_fd(), Some(&at)).map_err(&failed)?;
         }
         Ok(all)
+    }
+
+    /// Index and hash of every set that has a table.
+    pub(super) fn set_hashes(&self) -> Result<Vec<(u32, u64)>, KernelError> {
+        let mut sets = Vec::new();
+        for index in self.pins.sets()? {
+            // A pin without a table is no set, but an index that may hold one: no hash is 0.
+            sets.push((index, self.set_table(index)?.map_or(0, |table| table.set)));
+        }
+        Ok(sets)
     }
 
     fn set_table(&self, index: u32) -> Result<Option<Box<SetTable>>, KernelError> {

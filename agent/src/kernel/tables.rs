@@ -11,12 +11,14 @@ use revgate_common::{
     },
     pick::LastDraws,
 };
-use xxhash_rust::xxh64::xxh64;
 
 use crate::{
     cluster::Pod,
     config::{FenceMode, GatingMode},
-    snapshot::{RevisionView, SetView, Snapshot, SourceView},
+    snapshot::{
+        RevisionView, SetView, Snapshot, SourceView,
+        slots::{name_hash, set_hash},
+    },
 };
 
 /// What all inner maps hold.
@@ -89,7 +91,7 @@ impl Tables {
         for (index, set) in (0_u8..).zip(&snapshot.sets) {
             tables.sets.push(set_table(set, snapshot.generation)?);
             tables.add_anchors(index, set);
-            for revision in &set.revisions {
+            for revision in set.revisions.iter().chain(&set.left_out) {
                 tables.add_members(u16::from(index), revision);
             }
         }
@@ -185,13 +187,13 @@ fn set_table(set: &SetView, generation: u64) -> Result<Box<SetTable>, TooLarge> 
     }
     let mut table: Box<SetTable> = bytemuck::zeroed_box();
     table.generation = generation;
-    table.set = xxh64(set.name.as_bytes(), 0);
+    table.set = set_hash(&set.name, &set.roles);
     table.flags = if set.mode == GatingMode::Disabled { SET_UNGATED } else { 0 };
     for revision in &set.revisions {
         let too_far =
             || TooLarge::Slot { set: name(), revision: revision.name.to_string(), slot: revision.slot };
         let slot = table.slots.get_mut(usize::from(revision.slot)).ok_or_else(too_far)?;
-        slot.revision = xxh64(revision.name.as_bytes(), 0);
+        slot.revision = name_hash(&revision.name);
         slot.epoch = revision.epoch;
     }
     lay_out(&mut table, set);

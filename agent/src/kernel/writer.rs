@@ -76,7 +76,7 @@ impl Publish for Writer {
         let current = self.current.take();
         let before = match &current {
             Some(tables) => Before::Tables(tables),
-            None => Before::Unknown(self.shared.pins.sets()?),
+            None => Before::Unknown(self.shared.set_hashes()?),
         };
         for write in plan(&before, &tables) {
             self.execute(write)?;

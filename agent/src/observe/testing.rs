@@ -102,6 +102,7 @@ impl SetBuilder {
             required: 2,
             distribution: Distribution::of(&census, Gating { mode: self.mode, required: 2 }),
             revisions: views,
+            left_out: Vec::new(),
         }
     }
 }

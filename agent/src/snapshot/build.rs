@@ -11,7 +11,7 @@ use revgate_common::layout::MAX_ENDPOINTS;
 
 use super::{
     Endpoint, RevisionView, SourceView, Vitals,
-    slots::{Epochs, Slots},
+    slots::{Epochs, Slots, Tenancy},
     state::{EndpointKey, Entry},
 };
 use crate::{
@@ -88,7 +88,7 @@ pub(super) struct BuiltSet {
     pub(super) gating: Gating,
     pub(super) revisions: Vec<RevisionView>,
     pub(super) sources: Vec<SourceView>,
-    pub(super) left_out: Vec<Arc<str>>,
+    pub(super) left_out: Vec<RevisionView>,
     pub(super) endpoints_left_out: usize,
 }
 
@@ -160,18 +160,20 @@ impl<'s> SetBuilder<'s> {
         slots.retire_absent(self.groups.keys().map(AsRef::as_ref));
         let mut room = MAX_ENDPOINTS;
         for (name, mut group) in self.groups {
-            let Some(tenancy) = slots.hold(&name, epochs) else {
-                built.left_out.push(name);
+            let tenancy = slots.hold(&name, epochs);
+            let Tenancy { slot, epoch } = tenancy.unwrap_or(Tenancy { slot: 0, epoch: 0 });
+            group.members.sort_by(|a, b| a.key.cmp(&b.key));
+            let cgroups = group.members.iter().filter_map(|pod| pod.cgroup);
+            built.sources.extend(cgroups.map(|cgroup| SourceView { cgroup, set: self.index, slot, epoch }));
+            if tenancy.is_none() {
+                let members = group.members;
+                built.left_out.push(RevisionView { name, slot, epoch, endpoints: Vec::new(), members });
                 continue;
-            };
+            }
             built.census.mention(&name);
             for (role, endpoints) in group.counted {
                 built.census.count(&name, role, endpoints);
             }
-            group.members.sort_by(|a, b| a.key.cmp(&b.key));
-            built.sources.extend(group.members.iter().filter_map(|pod| pod.cgroup).map(|cgroup| {
-                SourceView { cgroup, set: self.index, slot: tenancy.slot, epoch: tenancy.epoch }
-            }));
             let by_role = group.endpoints.into_iter().map(|mut of_role| {
                 of_role.sort_by_key(|(_, endpoint)| endpoint.address);
                 let kept = of_role.len().min(room);
@@ -184,8 +186,8 @@ impl<'s> SetBuilder<'s> {
             });
             built.revisions.push(RevisionView {
                 name,
-                slot: tenancy.slot,
-                epoch: tenancy.epoch,
+                slot,
+                epoch,
                 endpoints: by_role.collect(),
                 members: group.members,
             });

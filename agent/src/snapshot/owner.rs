@@ -69,12 +69,25 @@ impl Owner {
         let mut not_before = Instant::now();
         let mut kernel_behind = false;
         loop {
+            let ended = self.changes.is_closed()
+                && self.changes.is_empty()
+                && self.configs.is_closed()
+                && self.configs.is_empty();
+            if ended {
+                // The last news, once: nobody is left to wait for a kernel that refuses it.
+                if self.state.has_news() {
+                    self.publish();
+                }
+                return;
+            }
             let due = self.state.has_news() || kernel_behind;
             tokio::select! {
                 biased;
                 () = tokio::time::sleep_until(not_before), if due => {
+                    // Counted from the start: what comes in meanwhile waits for the rest of it, not for more.
+                    let start = Instant::now();
                     kernel_behind = !self.publish();
-                    not_before = Instant::now() + if kernel_behind { KERNEL_RETRY } else { COALESCE };
+                    not_before = start + if kernel_behind { KERNEL_RETRY } else { COALESCE };
                 }
                 Some(config) = self.configs.recv() => self.state.configure(config),
                 Some(change) = self.changes.recv() => {
@@ -88,7 +101,7 @@ impl Owner {
                         not_before = not_before.min(Instant::now() + COALESCE);
                     }
                 }
-                else => return,
+                else => {}
             }
         }
     }

@@ -5,6 +5,8 @@
 //! whatever still names the old tenant (a pin, a table) is void, even if sets changed places in the configuration. A restarted agent restores tenants from the kernel
 //! tables and recognises them by the hash of the revision's name, so that nothing changes for traffic.
 
+use std::sync::Arc;
+
 use revgate_common::layout::MAX_REVISIONS;
 use xxhash_rust::xxh64::xxh64;
 
@@ -36,10 +38,22 @@ impl Epochs {
     }
 }
 
-/// The hash by which the kernel tables name a revision or a set.
+/// The hash by which the kernel tables name a revision.
 #[must_use]
 pub fn name_hash(name: &str) -> u64 {
     xxh64(name.as_bytes(), 0)
+}
+
+/// The hash by which the kernel tables name a set: its name, and its roles in the order of their indices. Where the
+/// order changes, indices mean something else, and the set counts as another one.
+#[must_use]
+pub fn set_hash(name: &str, roles: &[Arc<str>]) -> u64 {
+    let mut text = name.to_owned();
+    for role in roles {
+        text.push('\0');
+        text.push_str(role);
+    }
+    xxh64(text.as_bytes(), 0)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -9,7 +9,7 @@ use std::{collections::HashMap, mem, net::SocketAddr, sync::Arc};
 use super::{
     Endpoint, SetView, Snapshot, SourceView,
     build::{Owners, SetBuilder},
-    slots::{Epochs, Slots, name_hash},
+    slots::{Epochs, Slots, set_hash},
 };
 use crate::{
     cluster::{
@@ -56,6 +56,18 @@ pub(super) struct Entry {
     said: Vec<String>,
 }
 
+impl Entry {
+    /// Notes the warnings that were not noted before.
+    fn warn(&mut self, notes: &mut Vec<Note>) {
+        for warning in self.members.iter().flatten().filter_map(|m| m.warning.as_ref()) {
+            if !self.said.contains(warning) {
+                self.said.push(warning.clone());
+                notes.push(Note::Pod { pod: self.pod.key.clone(), warning: warning.clone() });
+            }
+        }
+    }
+}
+
 /// An endpoint's identity across snapshots: its Pod's UID, its set, its address.
 pub(super) type EndpointKey = (Arc<str>, usize, SocketAddr);
 
@@ -65,7 +77,7 @@ pub struct State {
     config: Arc<Config>,
     /// By namespace and name, of which the API has one Pod at a time; the UID is in the Pod.
     pods: HashMap<(Arc<str>, Arc<str>), Entry>,
-    /// By the hash of the set's name.
+    /// By the hash of the set.
     slots: HashMap<u64, Slots>,
     epochs: Epochs,
     endpoints: HashMap<EndpointKey, Arc<Endpoint>>,
@@ -80,7 +92,7 @@ pub struct State {
 }
 
 impl State {
-    /// Nothing known yet. `left` is what an earlier agent left in the kernel, by the hash of the set's name.
+    /// Nothing known yet. `left` is what an earlier agent left in the kernel, by the hash of the set.
     #[must_use]
     pub fn new(config: Arc<Config>, left: HashMap<u64, Tenants>, last_generation: u64) -> Self {
         let mut epochs = Epochs::default();
@@ -107,6 +119,7 @@ impl State {
         self.dirty = true;
         for entry in self.pods.values_mut() {
             entry.members = self.config.sets.iter().map(|set| member(&entry.pod, set)).collect();
+            entry.warn(&mut self.notes);
         }
     }
 
@@ -162,14 +175,10 @@ impl State {
             for entry in self.pods.values() {
                 builder.add(entry, &owners);
             }
-            let slots = self.slots.entry(name_hash(&set.name)).or_default();
+            let slots = self.slots.entry(set_hash(&set.name, &set.roles)).or_default();
             let built = builder.finish(slots, &mut self.epochs, &mut endpoints);
-            self.notes.extend(crowding(
-                &mut self.crowded,
-                &set.name,
-                built.left_out,
-                built.endpoints_left_out,
-            ));
+            let left_out = built.left_out.iter().map(|revision| Arc::clone(&revision.name)).collect();
+            self.notes.extend(crowding(&mut self.crowded, &set.name, left_out, built.endpoints_left_out));
             sources.extend(built.sources);
             sets.push(SetView {
                 name: Arc::clone(&set.name),
@@ -180,9 +189,13 @@ impl State {
                 required: built.gating.required,
                 distribution: Distribution::of(&built.census, built.gating),
                 revisions: built.revisions,
+                left_out: built.left_out,
             });
         }
         self.endpoints = endpoints;
+        // A set that is gone, or whose roles changed places, starts anew with epochs of its own when it comes back.
+        let present: Vec<u64> = config.sets.iter().map(|set| set_hash(&set.name, &set.roles)).collect();
+        self.slots.retain(|hash, _| present.contains(hash));
         Snapshot {
             generation: self.generation,
             synced: self.synced,
@@ -202,18 +215,14 @@ impl State {
         };
         self.dirty = true;
         let members: Vec<Option<Member>> = self.config.sets.iter().map(|set| member(&pod, set)).collect();
-        let mut said = before.as_ref().map(|entry| entry.said.clone()).unwrap_or_default();
-        for warning in members.iter().flatten().filter_map(|m| m.warning.as_ref()) {
-            if !said.contains(warning) {
-                said.push(warning.clone());
-                self.notes.push(Note::Pod { pod: pod.key.clone(), warning: warning.clone() });
-            }
-        }
         let since = match &before {
             Some(entry) if entry.pod.is_ready() == pod.is_ready() && entry.pod.ips == pod.ips => entry.since,
             _ => self.changes,
         };
-        self.pods.insert(name_of(&pod.key), Entry { pod, since, members, said });
+        let said = before.map(|entry| entry.said).unwrap_or_default();
+        let mut entry = Entry { pod, since, members, said };
+        entry.warn(&mut self.notes);
+        self.pods.insert(name_of(&entry.pod.key), entry);
     }
 }
 

@@ -212,6 +212,7 @@ pub(crate) fn snapshot(mode: GatingMode, endpoints: &[Arc<Endpoint>]) -> Snapsho
             roles: Arc::new(["decode".into()]),
             distribution: Distribution::of(&census, Gating { mode, required: 1 }),
             revisions,
+            left_out: Vec::new(),
         }],
         vips: Vec::new(),
         sources: Vec::new(),
