@@ -172,6 +172,17 @@ pub struct VipConfig {
     pub role: usize,
     /// Deny clients that are not members of the set.
     pub members_only: bool,
+    /// What it does while no agent runs.
+    pub agent_gone: AgentGone,
+}
+
+/// What a VIP does once the agent is gone for longer than [`KernelConfig::lease`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AgentGone {
+    /// Steers by the last tables: endpoints that ended since may be dialled.
+    Keep,
+    /// Denies every connect.
+    Deny,
 }
 
 /// Whether the kernel part runs.
@@ -207,6 +218,8 @@ pub struct KernelConfig {
     pub cgroup: Option<PathBuf>,
     /// The bpffs mount.
     pub bpffs: PathBuf,
+    /// How long the tables count as current after the agent's last sign of life.
+    pub lease: Duration,
 }
 
 /// HTTP limits and timeouts.

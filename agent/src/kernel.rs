@@ -12,6 +12,7 @@
 
 pub mod cgroup;
 mod error;
+mod keeper;
 mod load;
 mod object;
 pub mod pinner;
@@ -25,13 +26,14 @@ pub mod tables;
 pub mod twin;
 mod writer;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 pub use error::KernelError;
 pub use pinner::Pinner;
 pub use reader::{Reader, SetTenants, Tenant};
 
 use self::{
+    keeper::Keeper,
     pins::{Lock, Pins},
     reader::Shared,
     writer::Writer,
@@ -47,6 +49,13 @@ pub trait Publish: Send {
     ///
     /// After an error the kernel may have a part of it; the next call writes everything anew.
     fn publish(&mut self, snapshot: &Snapshot) -> Result<(), KernelError>;
+
+    /// A sign of life: the tables count as current for another lease. Nothing before the first publication, when
+    /// they are those of an agent before.
+    fn renew(&mut self) -> Result<(), KernelError>;
+
+    /// The time from one [`Publish::renew`] to the next.
+    fn renew_every(&self) -> Duration;
 }
 
 /// The kernel part of an agent: while it lives, no other agent runs on the same pins.
@@ -106,7 +115,8 @@ impl Kernel {
 
     /// The writer of the tables. There is to be one.
     pub fn writer(&self) -> Result<Box<dyn Publish>, KernelError> {
-        Ok(Box::new(Writer::new(Arc::clone(&self.shared), self.config.fence)?))
+        let writer = Writer::new(Arc::clone(&self.shared), self.config.fence)?;
+        Ok(Box::new(Keeper::new(writer, &self.shared.pins, self.config.lease)?))
     }
 
     /// Pins sockets.

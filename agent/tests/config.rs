@@ -9,8 +9,8 @@
 use std::{path::Path, time::Duration};
 
 use revgate::config::{
-    Config, ConfigError, FenceMode, GatingMode, HttpConfig, KernelMode, Loaded, LogFormat, PortRef,
-    SelectorMode, SourceConfig, load, parse, print,
+    AgentGone, Config, ConfigError, FenceMode, GatingMode, HttpConfig, KernelMode, Loaded, LogFormat,
+    PortRef, SelectorMode, SourceConfig, load, parse, print,
 };
 
 fn fixture(name: &str) -> String {
@@ -104,12 +104,20 @@ fn f3_every_field_of_the_agent_document_is_read() {
     );
     assert_eq!(agent.listeners[1].tls.as_ref().unwrap().key, Path::new("/etc/revgate/tls/tls.key"));
     assert_eq!(
-        agent.vips.iter().map(|v| (v.address.to_string(), v.set, v.role, v.members_only)).collect::<Vec<_>>(),
-        [("10.96.0.10:8000".into(), 0, 0, false), ("[fd00::10]:8000".into(), 1, 1, true)]
+        agent
+            .vips
+            .iter()
+            .map(|v| (v.address.to_string(), v.set, v.role, v.members_only, v.agent_gone))
+            .collect::<Vec<_>>(),
+        [
+            ("10.96.0.10:8000".into(), 0, 0, false, AgentGone::Keep),
+            ("[fd00::10]:8000".into(), 1, 1, true, AgentGone::Deny),
+        ]
     );
     assert_eq!((agent.kernel.mode, agent.kernel.fence), (KernelMode::Required, FenceMode::Audit));
     assert_eq!(agent.kernel.cgroup.as_deref(), Some(Path::new("/sys/fs/cgroup/unified")));
     assert_eq!(agent.kernel.bpffs, Path::new("/run/revgate/bpf"));
+    assert_eq!(agent.kernel.lease, Duration::from_mins(2));
     assert_eq!(
         agent.http,
         HttpConfig {
@@ -197,6 +205,8 @@ fn f4_bad_agent_fields_are_refused() {
         ("http: 5", "http: expected a mapping, found `5`"),
         ("kernel: {mode: Off}", "allowed: auto, required, off\n    did you mean `off`?"),
         ("kernel: {bpffs: run/bpf}", "allowed: an absolute path"),
+        ("kernel: {lease: 10ms}", "kernel.lease"),
+        ("vips: [{address: '1.2.3.4:1', role: a, whenAgentGone: stop}]", "allowed: keep, deny"),
         ("log: {format: yaml}", "unknown format `yaml`\n    allowed: text, json"),
         ("log: {filter: 'revgate=loud'}", "log.filter: bad log filter"),
         ("shutdown: {delay: 30s}", "shutdown: `delay` is longer than `deadline`"),

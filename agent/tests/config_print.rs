@@ -13,9 +13,9 @@ use std::{
 
 use proptest::{collection, option, prelude::*, sample::select};
 use revgate::config::{
-    AgentConfig, Config, FenceMode, GatingMode, HeaderSelector, HttpConfig, KernelConfig, KernelMode,
-    ListenerConfig, LogConfig, LogFormat, PortRef, SelectorMode, SetConfig, ShutdownConfig, SourceConfig,
-    TlsConfig, VipConfig, parse, print,
+    AgentConfig, AgentGone, Config, FenceMode, GatingMode, HeaderSelector, HttpConfig, KernelConfig,
+    KernelMode, ListenerConfig, LogConfig, LogFormat, PortRef, SelectorMode, SetConfig, ShutdownConfig,
+    SourceConfig, TlsConfig, VipConfig, parse, print,
 };
 
 /// Text that is hard for YAML: it looks like something else, or needs escapes.
@@ -157,8 +157,15 @@ fn config() -> impl Strategy<Value = Config> {
         select(vec![FenceMode::Off, FenceMode::Audit, FenceMode::Enforce]),
         option::of(path()),
         path(),
+        (1000..=100_000_u64).prop_map(Duration::from_millis),
     )
-        .prop_map(|(mode, fence, cgroup, bpffs)| KernelConfig { mode, fence, cgroup, bpffs });
+        .prop_map(|(mode, fence, cgroup, bpffs, lease)| KernelConfig {
+            mode,
+            fence,
+            cgroup,
+            bpffs,
+            lease,
+        });
     let shutdown = (0..=1000_u64, 0..=1000_u64).prop_map(|(delay, more)| ShutdownConfig {
         delay: Duration::from_millis(delay),
         deadline: Duration::from_millis(delay + more),
@@ -179,6 +186,7 @@ fn config() -> impl Strategy<Value = Config> {
                     set: 0,
                     role: 1,
                     members_only: true,
+                    agent_gone: AgentGone::Deny,
                 }],
                 kernel,
                 http,

@@ -28,11 +28,13 @@ pub enum Counter {
     DeniedBroken = 10,
     /// Denied: the VIP serves only members of its set, or is an anchor of the agent, and the caller is neither.
     DeniedForeign = 11,
+    /// Denied: the agent is gone for longer than its lease, and the VIP is set to deny then.
+    DeniedLease = 12,
 }
 
 impl Counter {
     /// Every counter, in index order.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::SteeredPin,
         Self::SteeredOwn,
         Self::SteeredWeight,
@@ -45,6 +47,7 @@ impl Counter {
         Self::AuditedFence,
         Self::DeniedBroken,
         Self::DeniedForeign,
+        Self::DeniedLease,
     ];
 
     /// The word that stands for this outcome in metrics, logs and status.
@@ -63,6 +66,7 @@ impl Counter {
             Self::AuditedFence => "audited_fence",
             Self::DeniedBroken => "denied_broken",
             Self::DeniedForeign => "denied_foreign",
+            Self::DeniedLease => "denied_lease",
         }
     }
 }

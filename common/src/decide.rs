@@ -8,6 +8,8 @@
 //! | member Pod of another set | by weight | pass | pass |
 //! | any other process | by weight, or deny (members only) | pass | pass |
 //!
+//! A VIP that is to deny when the agent is gone denies all of them from the end of its lease on.
+//!
 //! Pure: the tables, who is asking and the draws come through [`Tables`], so the connect hooks, their twin for
 //! `BPF_PROG_TEST_RUN` and the tests' shadow in user space run the same code. The verifier walks every path, so
 //! the paths meet again early: first a revision's range is chosen, then one piece of code picks from it.
@@ -17,7 +19,7 @@ use crate::{
     counter::Counter,
     layout::{
         ANY_SLOT, FENCE_AUDIT, FENCE_OFF, MEMBER_BY_PORT, MEMBER_ENDPOINT, Member, PIN_REVISION, Pin, Range,
-        SET_UNGATED, SOURCE_MEMBER, SetTable, Source, VIP_ANCHOR, VIP_MEMBERS_ONLY, Vip,
+        SET_UNGATED, SOURCE_MEMBER, SetTable, Source, VIP_ANCHOR, VIP_LEASED, VIP_MEMBERS_ONLY, Vip,
     },
     pick,
 };
@@ -36,6 +38,8 @@ pub trait Tables {
     fn source(&self) -> Option<&Source>;
     /// The fence: one of the `FENCE_` values of the layout.
     fn fence(&self) -> u32;
+    /// Whether the agent's last sign of life is older than its lease. Asked only for VIPs that want to know.
+    fn lapsed(&self) -> bool;
     /// A uniform draw, independent of the others.
     fn draw(&self, of: Draw) -> u32;
 }
@@ -126,6 +130,9 @@ struct Choice<'t> {
 
 #[inline(always)]
 fn steer<T: Tables>(tables: &T, vip: &Vip, to: &Address, family: Family) -> Result<Steer, Counter> {
+    if vip.flags & VIP_LEASED != 0 && tables.lapsed() {
+        return Err(Counter::DeniedLease);
+    }
     let table = tables.set(vip.set).ok_or(Counter::DeniedBroken)?;
     let choice = match tables.pin() {
         Some(pin) => {

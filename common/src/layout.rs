@@ -14,10 +14,10 @@ use bytemuck::{Pod, Zeroable};
 use crate::{address::Address, pick::LastDraws};
 
 /// The version of this layout; part of the pin directory's name, so two layouts never share a pin.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The directory for pins, below the bpffs mount.
-pub const PIN_DIRECTORY: &str = "revgate/v1";
+pub const PIN_DIRECTORY: &str = "revgate/v2";
 
 /// Most sets (DisaggregatedSets) on one agent.
 pub const MAX_SETS: usize = 64;
@@ -57,9 +57,13 @@ pub mod map {
     pub const CONNECTIONS: &str = "CONNECTIONS";
     /// Array of one [`Settings`](super::Settings).
     pub const SETTINGS: &str = "SETTINGS";
+    /// Array of one `u64`: until when the agent's last sign of life counts, in nanoseconds of `CLOCK_MONOTONIC`
+    /// (`bpf_ktime_get_ns`). Apart from the settings: it is one word that the agent writes again and again.
+    pub const LEASE: &str = "LEASE";
 
     /// Every map of the object.
-    pub const ALL: [&str; 9] = [SETS, VIPS, MEMBERS, SOURCES, PINS, PEERS, COUNTERS, CONNECTIONS, SETTINGS];
+    pub const ALL: [&str; 10] =
+        [SETS, VIPS, MEMBERS, SOURCES, PINS, PEERS, COUNTERS, CONNECTIONS, SETTINGS, LEASE];
 }
 
 /// The endpoints of one revision (or of all) in one role, as two runs of [`SetTable::endpoints`].
@@ -124,6 +128,8 @@ pub struct SetTable {
 pub const VIP_MEMBERS_ONLY: u32 = 1;
 /// [`Vip::flags`]: an anchor, an address by which the agent's pinned sockets dial a role; others are denied.
 pub const VIP_ANCHOR: u32 = 2;
+/// [`Vip::flags`]: nobody is steered once the agent's lease has run out.
+pub const VIP_LEASED: u32 = 4;
 
 /// What a VIP stands for.
 #[repr(C)]
@@ -133,7 +139,7 @@ pub struct Vip {
     pub set: u16,
     /// Index into [`Slot::ranges`].
     pub role: u16,
-    /// [`VIP_MEMBERS_ONLY`], [`VIP_ANCHOR`] or 0.
+    /// Any of [`VIP_MEMBERS_ONLY`], [`VIP_ANCHOR`] and [`VIP_LEASED`].
     pub flags: u32,
 }
 

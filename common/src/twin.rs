@@ -29,6 +29,10 @@ pub struct Trial {
     pub draw_revision: u32,
     /// The draw for the endpoint.
     pub draw_endpoint: u32,
+    /// 1: the agent's lease has run out.
+    pub lapsed: u32,
+    /// Always 0.
+    pub zero: u32,
 }
 
 /// [`Answer::verdict`]: goes on unchanged.

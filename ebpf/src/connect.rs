@@ -1,7 +1,7 @@
 //! `connect`: the decision carried out.
 
 use aya_ebpf::{
-    helpers::{bpf_get_current_ancestor_cgroup_id, bpf_get_prandom_u32, bpf_set_retval},
+    helpers::{bpf_get_current_ancestor_cgroup_id, bpf_get_prandom_u32, bpf_ktime_get_ns, bpf_set_retval},
     macros::cgroup_sock_addr,
     programs::SockAddrContext,
 };
@@ -155,6 +155,12 @@ impl Tables for Live<'_> {
     #[inline(always)]
     fn fence(&self) -> u32 {
         maps::settings().map_or(FENCE_OFF, |settings| settings.fence)
+    }
+
+    #[inline(always)]
+    fn lapsed(&self) -> bool {
+        // SAFETY: a helper without arguments.
+        maps::lease() < unsafe { bpf_ktime_get_ns() }
     }
 
     #[inline(always)]

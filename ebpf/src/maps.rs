@@ -44,6 +44,8 @@ pub(crate) static CONNECTIONS: PerCpuHashMap<
 > = PerCpuHashMap::new();
 #[btf_map]
 static SETTINGS: Array<Settings, 1> = Array::new();
+#[btf_map]
+static LEASE: Array<u64, 1> = Array::new();
 
 /// The table of a set.
 #[inline(always)]
@@ -76,6 +78,12 @@ pub(crate) fn source<'a>(cgroup: u64) -> Option<&'a Source> {
 #[inline(always)]
 pub(crate) fn settings<'a>() -> Option<&'a Settings> {
     SETTINGS.get(0)
+}
+
+/// Until when the agent's last sign of life counts; 0, long ago, cannot happen for want of the element.
+#[inline(always)]
+pub(crate) fn lease() -> u64 {
+    LEASE.get(0).copied().unwrap_or(0)
 }
 
 /// Counts an outcome.

@@ -61,6 +61,11 @@ impl Tables for Trying<'_> {
     }
 
     #[inline(always)]
+    fn lapsed(&self) -> bool {
+        self.0.lapsed != 0
+    }
+
+    #[inline(always)]
     fn draw(&self, of: Draw) -> u32 {
         match of {
             Draw::Revision => self.0.draw_revision,

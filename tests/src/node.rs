@@ -59,6 +59,7 @@ impl Node {
             fence,
             cgroup: Some(cgroup.clone()),
             bpffs: Path::new(BPFFS).join(&name),
+            ..KernelConfig::default()
         };
         let mut node = Self { kernel: None, writer: None, config, root, cgroup };
         node.make_cgroup().expect("a threaded cgroup below the root");

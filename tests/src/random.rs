@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use proptest::prelude::*;
 use revgate::{
     cluster::Cgroup,
-    config::{GatingMode, VipConfig},
+    config::{AgentGone, GatingMode, VipConfig},
     snapshot::SourceView,
 };
 use revgate_common::{
@@ -40,8 +40,15 @@ pub fn worlds() -> impl Strategy<Value = World> {
                     .collect(),
             });
             for role in 0..2 {
-                for address in [vip4(index, role), vip6(index, role)] {
-                    world.vips.push(VipConfig { address, set, role: usize::from(role), members_only });
+                let vips = [(vip4(index, role), AgentGone::Keep), (vip6(index, role), AgentGone::Deny)];
+                for (address, agent_gone) in vips {
+                    world.vips.push(VipConfig {
+                        address,
+                        set,
+                        role: usize::from(role),
+                        members_only,
+                        agent_gone,
+                    });
                 }
             }
             for revision in &world.sets[set].revisions {
@@ -127,10 +134,10 @@ pub fn trials() -> impl Strategy<Value = Trial> {
             }
         });
     let cgroup = prop_oneof![Just(0_u64), 1..4_u64, 101..104_u64];
-    (to, any::<bool>(), pin, cgroup, any::<u32>(), any::<u32>()).prop_map(
-        |(to, six, pin, cgroup, draw_revision, draw_endpoint)| {
+    (to, any::<bool>(), pin, cgroup, any::<u32>(), any::<u32>(), any::<bool>()).prop_map(
+        |(to, six, pin, cgroup, draw_revision, draw_endpoint, lapsed)| {
             let family = if six || !to.is_v4() { 6 } else { 4 };
-            Trial { cgroup, to, family, pin, draw_revision, draw_endpoint }
+            Trial { cgroup, to, family, pin, draw_revision, draw_endpoint, lapsed: lapsed.into(), zero: 0 }
         },
     )
 }
@@ -177,6 +184,9 @@ pub fn fate(world: &World, trial: &Trial) -> Fate {
         (None, Some(vip)) => (vip.set, vip.role, vip.members_only),
         (None, None) => return direct(world, to, pin, source),
     };
+    if trial.lapsed != 0 && vip.is_some_and(|vip| vip.agent_gone == AgentGone::Deny) {
+        return Fate::Deny(Counter::DeniedLease);
+    }
     let tenant =
         |slot: u16, epoch: u32| world.sets[set].revisions.iter().find(|r| (r.slot, r.epoch) == (slot, epoch));
     let of = |revision: &Revision| -> Vec<(u16, SocketAddr)> {

@@ -57,6 +57,10 @@ impl decide::Tables for Shadow<'_> {
         self.tables.settings.fence
     }
 
+    fn lapsed(&self) -> bool {
+        self.trial.lapsed != 0
+    }
+
     fn draw(&self, of: Draw) -> u32 {
         match of {
             Draw::Revision => self.trial.draw_revision,

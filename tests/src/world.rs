@@ -7,7 +7,7 @@ use std::{
 
 use revgate::{
     cluster::{Cgroup, Pod, PodKey},
-    config::{GatingMode, VipConfig},
+    config::{AgentGone, GatingMode, VipConfig},
     gating::{Census, Distribution, Gating},
     snapshot::{Endpoint, RevisionView, SetView, Snapshot, SourceView, Vitals},
 };
@@ -69,7 +69,7 @@ impl World {
     /// With one more VIP of set 0.
     #[must_use]
     pub fn vip(mut self, address: SocketAddr, role: usize, members_only: bool) -> Self {
-        self.vips.push(VipConfig { address, set: 0, role, members_only });
+        self.vips.push(VipConfig { address, set: 0, role, members_only, agent_gone: AgentGone::Keep });
         self
     }
 

@@ -161,8 +161,16 @@ fn on_the_network_of_its_node_only_the_ports_of_a_pod_are_fenced() {
     assert_eq!(tables.members[&Address::from(endpoint).any_port()].flags, MEMBER_BY_PORT);
     assert_eq!(tables.members[&Address::from(endpoint)].flags, MEMBER_ENDPOINT);
     let pin = Pin { endpoint: Address::default(), kind: 1, set: 0, slot: 1, epoch: 2 };
-    let mut trial =
-        Trial { cgroup: 0, to: endpoint.into(), family: 4, pin, draw_revision: 0, draw_endpoint: 0 };
+    let mut trial = Trial {
+        cgroup: 0,
+        to: endpoint.into(),
+        family: 4,
+        pin,
+        draw_revision: 0,
+        draw_endpoint: 0,
+        lapsed: 0,
+        zero: 0,
+    };
     assert_eq!(shadow::decide(&tables, &trial).counter, Counter::DeniedFence as u32);
     trial.to = at("127.2.0.1:22").into();
     assert_eq!(shadow::decide(&tables, &trial).verdict, PASS);

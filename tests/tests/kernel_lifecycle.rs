@@ -162,6 +162,7 @@ fn where_it_cannot_work_auto_gates_in_user_space_and_says_why_and_required_fails
         fence: FenceMode::Enforce,
         cgroup: Some("/proc".into()),
         bpffs: "/proc".into(),
+        ..KernelConfig::default()
     };
     let Ok(Gate::UserSpace { reason }) = Gate::open(&config(KernelMode::Auto)) else {
         panic!("no cgroup2 at /proc")
@@ -179,6 +180,7 @@ fn every_failed_check_says_what_to_do() {
         fence: FenceMode::Enforce,
         cgroup: Some("/proc".into()),
         bpffs: "/proc".into(),
+        ..KernelConfig::default()
     };
     let checks = preflight::checks(&config);
     let failed: Vec<_> = checks.iter().filter(|check| !check.ok).collect();

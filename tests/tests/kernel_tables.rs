@@ -89,6 +89,8 @@ fn a_swap_under_way_never_mixes_one_table_with_another() {
                         pin,
                         draw_revision: draw,
                         draw_endpoint: draw.rotate_left(16),
+                        lapsed: 0,
+                        zero: 0,
                     };
                     let answer = twin.decide(&trial).unwrap();
                     decided.fetch_add(1, Ordering::Relaxed);

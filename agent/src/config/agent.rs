@@ -8,8 +8,8 @@ use revgate_common::layout::{MAX_ROLES, MAX_SETS};
 use tracing_subscriber::EnvFilter;
 
 use super::{
-    AgentConfig, FenceMode, HttpConfig, KernelConfig, KernelMode, Loaded, LogConfig, LogFormat, SetConfig,
-    ShutdownConfig, SourceConfig,
+    AgentConfig, AgentGone, FenceMode, HttpConfig, KernelConfig, KernelMode, Loaded, LogConfig, LogFormat,
+    SetConfig, ShutdownConfig, SourceConfig,
     addresses::{self, Place, Use},
     problem,
     reader::{Fields, Value},
@@ -21,6 +21,8 @@ pub(super) const KERNEL_MODES: [(&str, KernelMode); 3] =
 /// The words for the fence modes.
 pub(super) const FENCE_MODES: [(&str, FenceMode); 3] =
     [("enforce", FenceMode::Enforce), ("audit", FenceMode::Audit), ("off", FenceMode::Off)];
+/// The words for what a VIP does without an agent.
+pub(super) const AGENT_GONE: [(&str, AgentGone); 2] = [("keep", AgentGone::Keep), ("deny", AgentGone::Deny)];
 /// The words for the log formats.
 pub(super) const LOG_FORMATS: [(&str, LogFormat); 2] = [("text", LogFormat::Text), ("json", LogFormat::Json)];
 
@@ -29,6 +31,8 @@ const DAY: Duration = Duration::from_hours(24);
 const MOST_FRONTENDS: usize = MAX_SETS * MAX_ROLES;
 const MOST: RangeInclusive<u64> = 1..=10_000_000;
 const LEAST: Duration = Duration::from_millis(1);
+/// A third of it is the time between two renewals, which must outlast a table swap.
+const LEAST_LEASE: Duration = Duration::from_secs(1);
 /// The engines' servers close idle connections at 5 s; a connection kept as long loses requests to that race.
 const LONGEST_POOL_IDLE: Duration = Duration::from_millis(4_999);
 
@@ -83,6 +87,7 @@ fn kernel(value: &Value<'_>) -> Option<KernelConfig> {
         fence: fields.or("fence", defaults.fence, |value| value.one_of("mode", &FENCE_MODES)),
         cgroup: fields.or("cgroup", defaults.cgroup, |value| Some(Some(value.absolute_path()?))),
         bpffs: fields.or("bpffs", defaults.bpffs, Value::absolute_path),
+        lease: fields.or("lease", defaults.lease, |value| value.duration(LEAST_LEASE..=DAY)),
     };
     fields.finish();
     Some(kernel)

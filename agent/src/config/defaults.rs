@@ -47,6 +47,8 @@ impl Default for KernelConfig {
             fence: FenceMode::Enforce,
             cgroup: None,
             bpffs: PathBuf::from("/sys/fs/bpf"),
+            // A restart or an upgrade of a DaemonSet's Pod takes less; an endpoint's end is noticed about as late.
+            lease: Duration::from_secs(30),
         }
     }
 }

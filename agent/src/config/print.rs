@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use super::{
     Config, HttpConfig, KernelConfig, ListenerConfig, PortRef, SetConfig, SourceConfig, VipConfig,
-    agent::{FENCE_MODES, KERNEL_MODES, LOG_FORMATS},
+    agent::{AGENT_GONE, FENCE_MODES, KERNEL_MODES, LOG_FORMATS},
     load::{AGENT_KIND, AGENT_VERSIONS, PICKER_KIND, PICKER_VERSIONS},
     picker::{GATING_MODES, PLUGIN, SELECTOR_MODES},
     units,
@@ -183,6 +183,7 @@ struct Vip<'c> {
     set: &'c str,
     role: &'c str,
     members_only: bool,
+    when_agent_gone: &'static str,
 }
 
 #[derive(Serialize)]
@@ -191,6 +192,7 @@ struct Kernel<'c> {
     fence: &'static str,
     cgroup: Option<&'c Path>,
     bpffs: &'c Path,
+    lease: String,
 }
 
 #[derive(Serialize)]
@@ -275,7 +277,13 @@ fn print_listener<'c>(config: &'c Config, listener: &'c ListenerConfig) -> Optio
 
 fn print_vip<'c>(config: &'c Config, vip: &VipConfig) -> Option<Vip<'c>> {
     let (set, role) = names(config, vip.set, vip.role)?;
-    Some(Vip { address: vip.address.to_string(), set, role, members_only: vip.members_only })
+    Some(Vip {
+        address: vip.address.to_string(),
+        set,
+        role,
+        members_only: vip.members_only,
+        when_agent_gone: word(&AGENT_GONE, &vip.agent_gone),
+    })
 }
 
 fn kernel(kernel: &KernelConfig) -> Kernel<'_> {
@@ -284,6 +292,7 @@ fn kernel(kernel: &KernelConfig) -> Kernel<'_> {
         fence: word(&FENCE_MODES, &kernel.fence),
         cgroup: kernel.cgroup.as_deref(),
         bpffs: &kernel.bpffs,
+        lease: units::print_duration(kernel.lease),
     }
 }
 

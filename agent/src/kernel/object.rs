@@ -57,7 +57,7 @@ const NO_PREALLOC: u32 = 1;
 
 /// The shape of a map of the object.
 pub(super) fn shape(map: &str) -> Option<Shape> {
-    use layout::map::{CONNECTIONS, COUNTERS, MEMBERS, PEERS, PINS, SETS, SETTINGS, SOURCES, VIPS};
+    use layout::map::{CONNECTIONS, COUNTERS, LEASE, MEMBERS, PEERS, PINS, SETS, SETTINGS, SOURCES, VIPS};
     let (map_type, key, value, entries, flags) = match map {
         SETS => (12, 4, 4, MAX_SETS, 0),
         VIPS | MEMBERS | SOURCES => (12, 4, 4, 1, 0),
@@ -68,6 +68,7 @@ pub(super) fn shape(map: &str) -> Option<Shape> {
             (5, size_of::<ConnectionKey>(), size_of::<Connections>(), MAX_CONNECTION_ENTRIES, NO_PREALLOC)
         }
         SETTINGS => (2, 4, size_of::<Settings>(), 1, 0),
+        LEASE => (2, 4, size_of::<u64>(), 1, 0),
         _ => return None,
     };
     Some(Shape { map_type, key, value, entries, flags })

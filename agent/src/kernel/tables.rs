@@ -7,14 +7,14 @@ use revgate_common::{
     layout::{
         self, FENCE_AUDIT, FENCE_ENFORCE, FENCE_OFF, MAX_ENDPOINTS, MAX_REVISIONS, MAX_ROLES, MAX_SETS,
         MEMBER_BY_PORT, MEMBER_ENDPOINT, Member, Range, SET_UNGATED, SOURCE_LEVELS, SOURCE_MEMBER, SetTable,
-        Settings, Slot, Source, VIP_ANCHOR, VIP_MEMBERS_ONLY, Vip,
+        Settings, Slot, Source, VIP_ANCHOR, VIP_LEASED, VIP_MEMBERS_ONLY, Vip,
     },
     pick::LastDraws,
 };
 
 use crate::{
     cluster::Pod,
-    config::{FenceMode, GatingMode},
+    config::{AgentGone, FenceMode, GatingMode, VipConfig},
     snapshot::{
         RevisionView, SetView, Snapshot, SourceView,
         slots::{name_hash, set_hash},
@@ -96,7 +96,7 @@ impl Tables {
             }
         }
         for vip in &snapshot.vips {
-            let flags = if vip.members_only { VIP_MEMBERS_ONLY } else { 0 };
+            let flags = vip_flags(vip);
             if let (Ok(set), Ok(role)) = (u16::try_from(vip.set), u16::try_from(vip.role)) {
                 tables.vips.insert(vip.address.into(), Vip { set, role, flags });
             }
@@ -165,6 +165,12 @@ impl Tables {
             }
         }
     }
+}
+
+fn vip_flags(vip: &VipConfig) -> u32 {
+    let members_only = if vip.members_only { VIP_MEMBERS_ONLY } else { 0 };
+    let leased = if vip.agent_gone == AgentGone::Deny { VIP_LEASED } else { 0 };
+    members_only | leased
 }
 
 const fn fence_word(fence: FenceMode) -> u32 {

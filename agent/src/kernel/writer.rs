@@ -10,7 +10,7 @@ use bytemuck::Pod;
 use revgate_common::layout::{SetTable, TABLE_FLAGS, map};
 
 use super::{
-    KernelError, Publish,
+    KernelError,
     pins::Pins,
     plan::{Before, Write, plan},
     reader::Shared,
@@ -67,10 +67,9 @@ impl Writer {
             }
         }
     }
-}
 
-impl Publish for Writer {
-    fn publish(&mut self, snapshot: &Snapshot) -> Result<(), KernelError> {
+    /// See [`Publish::publish`](super::Publish::publish).
+    pub(super) fn publish(&mut self, snapshot: &Snapshot) -> Result<(), KernelError> {
         let tables = Tables::of(snapshot, self.fence)?;
         // Unknown until all is written: what a failure leaves behind is written again.
         let current = self.current.take();

@@ -124,8 +124,13 @@ fn pod(name: &str, ip: IpAddr) -> Arc<Pod> {
 }
 
 pub(crate) fn snapshot(generation: u64, sets: Vec<SetView>) -> Snapshot {
-    let vips =
-        vec![VipConfig { address: "127.0.90.1:80".parse().unwrap(), set: 0, role: 1, members_only: false }];
+    let vips = vec![VipConfig {
+        address: "127.0.90.1:80".parse().unwrap(),
+        set: 0,
+        role: 1,
+        members_only: false,
+        agent_gone: crate::config::AgentGone::Keep,
+    }];
     Snapshot { generation, synced: true, sets, vips, sources: Vec::new() }
 }
 

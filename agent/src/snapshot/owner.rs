@@ -68,6 +68,9 @@ impl Owner {
     pub async fn run(mut self) {
         let mut not_before = Instant::now();
         let mut kernel_behind = false;
+        // Never due without a kernel.
+        let renew_every = self.kernel.as_ref().map_or(KERNEL_RETRY, |kernel| kernel.renew_every());
+        let mut renew_at = Instant::now() + renew_every;
         loop {
             let ended = self.changes.is_closed()
                 && self.changes.is_empty()
@@ -89,6 +92,10 @@ impl Owner {
                     kernel_behind = !self.publish();
                     not_before = start + if kernel_behind { KERNEL_RETRY } else { COALESCE };
                 }
+                () = tokio::time::sleep_until(renew_at), if self.kernel.is_some() => {
+                    self.renew();
+                    renew_at = Instant::now() + renew_every;
+                }
                 Some(config) = self.configs.recv() => self.state.configure(config),
                 Some(change) = self.changes.recv() => {
                     self.state.apply(change);
@@ -103,6 +110,13 @@ impl Owner {
                 }
                 else => {}
             }
+        }
+    }
+
+    /// Tells the kernel that the agent lives, from the thread that keeps its tables: one that hangs gives no sign.
+    fn renew(&mut self) {
+        if let Some(Err(error)) = self.kernel.as_mut().map(|kernel| kernel.renew()) {
+            tracing::warn!(%error, "the lease of the kernel tables was not renewed");
         }
     }
 

@@ -267,12 +267,7 @@ pub(crate) fn config(http: HttpConfig) -> Config {
                 tls: None,
             }],
             vips: Vec::new(),
-            kernel: KernelConfig {
-                mode: KernelMode::Off,
-                fence: FenceMode::Off,
-                cgroup: None,
-                bpffs: "/sys/fs/bpf".into(),
-            },
+            kernel: KernelConfig { mode: KernelMode::Off, fence: FenceMode::Off, ..KernelConfig::default() },
             http,
             admin: any,
             shutdown: ShutdownConfig { delay: Duration::ZERO, deadline: PATIENCE },

@@ -5,11 +5,12 @@ use std::{collections::HashMap, sync::Arc};
 use revgate_common::layout::MAX_ROLES;
 
 use super::super::{
-    Config, ListenerConfig, PortRef, SetConfig, TlsConfig, VipConfig,
+    AgentGone, Config, ListenerConfig, PortRef, SetConfig, TlsConfig, VipConfig,
     addresses::{Place, Use},
     names,
     reader::{Fields, Value},
 };
+use super::AGENT_GONE;
 
 /// Far more than a set has; a bound on what a file can ask for.
 const MOST_NAMESPACES: usize = 256;
@@ -124,9 +125,11 @@ pub(super) fn vips<'a>(items: Vec<Value<'a>>, config: &mut Config, places: &mut 
         let set = set_of(&mut fields, "set", &mut config.sets);
         let role = role_of(&mut fields, set);
         let members_only = fields.or("membersOnly", false, Value::boolean);
+        let agent_gone =
+            fields.or("whenAgentGone", AgentGone::Keep, |value| value.one_of("action", &AGENT_GONE));
         fields.finish();
         if let (Some(address), Some((set, role, _))) = (address, role) {
-            config.agent.vips.push(VipConfig { address, set, role, members_only });
+            config.agent.vips.push(VipConfig { address, set, role, members_only, agent_gone });
         }
     }
 }

@@ -1,0 +1,60 @@
+//! The writer as the agent has it: what comes with a publication besides the tables.
+//!
+//! The lease is a moment in the kernel until which the tables count as current. Each publication and each sign of
+//! life moves it on; once it has passed, VIPs that are set so deny. It is a word in a pinned map, so it runs out
+//! whichever way the agent ends, and an agent that restarts within it changes nothing.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    time::Duration,
+};
+
+use revgate_common::layout::map;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::{KernelError, Publish, pins::Pins, sys, writer::Writer};
+use crate::snapshot::Snapshot;
+
+/// A lease outlasts two renewals that come late or fail.
+const RENEWALS_PER_LEASE: u32 = 3;
+
+/// Publishes and keeps the lease.
+pub(super) struct Keeper {
+    writer: Writer,
+    map: OwnedFd,
+    lease: Duration,
+    /// The tables in the kernel are this agent's.
+    published: bool,
+}
+
+impl Keeper {
+    pub(super) fn new(writer: Writer, pins: &Pins, lease: Duration) -> Result<Self, KernelError> {
+        Ok(Self { writer, map: pins.open_map(map::LEASE)?, lease, published: false })
+    }
+}
+
+impl Publish for Keeper {
+    fn publish(&mut self, snapshot: &Snapshot) -> Result<(), KernelError> {
+        self.writer.publish(snapshot)?;
+        self.published = true;
+        self.renew()
+    }
+
+    fn renew(&mut self) -> Result<(), KernelError> {
+        if !self.published {
+            return Ok(());
+        }
+        sys::map_update(self.map.as_fd(), &0_u32, &end_of(self.lease))
+            .map_err(|source| KernelError::Write { table: map::LEASE, source })
+    }
+
+    fn renew_every(&self) -> Duration {
+        self.lease / RENEWALS_PER_LEASE
+    }
+}
+
+/// The end of a lease that begins now, by the clock that the programs read.
+fn end_of(lease: Duration) -> u64 {
+    let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
+    u64::try_from((now + lease).as_nanos()).unwrap_or(u64::MAX)
+}
