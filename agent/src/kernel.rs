@@ -6,9 +6,10 @@
 //! worker ─> pinner ─> socket storage ─────────────────────────────────────────> connect hooks
 //! ```
 //!
-//! Everything in the kernel is pinned below `revgate/v1` in bpffs and survives the agent: a stopped, killed or
+//! Everything in the kernel is pinned below `revgate/v2` in bpffs and survives the agent: a stopped, killed or
 //! upgraded agent changes nothing for traffic. The next one opens the pins, checks that they are of its layout, and
-//! puts its programs into the live links. [`detach`] removes everything.
+//! puts its programs into the live links: at once, or, where they are of another layout, after its first
+//! publication. [`detach`] removes everything.
 
 pub mod cgroup;
 mod error;
@@ -23,10 +24,17 @@ mod probe;
 pub mod reader;
 mod sys;
 pub mod tables;
+mod takeover;
 pub mod twin;
 mod writer;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fs::File,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 pub use error::KernelError;
 pub use pinner::Pinner;
@@ -34,8 +42,10 @@ pub use reader::{Reader, SetTenants, Tenant};
 
 use self::{
     keeper::Keeper,
+    object::Hook,
     pins::{Lock, Pins},
     reader::Shared,
+    takeover::{Left, Takeover},
     writer::Writer,
 };
 use crate::{
@@ -63,7 +73,9 @@ pub trait Publish: Send {
 pub struct Kernel {
     config: KernelConfig,
     shared: Arc<Shared>,
-    _lock: Lock,
+    /// What waits for the first publication.
+    takeover: Option<Arc<Takeover>>,
+    _locks: [Lock; 2],
 }
 
 /// How an agent gates.
@@ -86,6 +98,8 @@ impl Gate {
             KernelMode::Required => Kernel::start(config).map(Self::Kernel),
             KernelMode::Auto => Ok(match Kernel::start(config) {
                 Ok(kernel) => Self::Kernel(kernel),
+                // The other one will end, and then this one can have it all: no reason to do with less for good.
+                Err(error @ KernelError::Locked { .. }) => return Err(error),
                 Err(error) => Self::UserSpace { reason: error.to_string() },
             }),
         }
@@ -98,25 +112,33 @@ impl Kernel {
     /// Until the first [`Publish::publish`] the tables are those of the agent before; on a fresh machine there are
     /// none, and every connect passes.
     pub fn start(config: &KernelConfig) -> Result<Self, KernelError> {
-        if object::bytes().is_none() {
-            return Err(KernelError::NotBuilt);
-        }
+        Self::start_with(config, object().ok_or(KernelError::NotBuilt)?)
+    }
+
+    /// As [`Kernel::start`], with the programs of another build of the same layout: how an upgrade looks from the
+    /// other side, for tests.
+    pub fn start_with(config: &KernelConfig, object: &[u8]) -> Result<Self, KernelError> {
         let cgroup = cgroup::find(config.cgroup.as_deref())?;
         let (pins, lock) = Pins::open(&config.bpffs)?;
+        // Agents with pins in different places exclude each other too.
+        let locks = [lock, Lock::take(&cgroup)?];
         if let Some(wrong) = pins.unusable()? {
-            tracing::warn!(wrong, "pinned maps are not of this layout; making new ones");
-            pins.drop_maps()?;
+            tracing::warn!(
+                wrong,
+                "pins are damaged or not of this layout: they go once new tables are in force"
+            );
+            pins.set_aside()?;
         }
-        let mut ebpf = load::load(&pins)?;
-        load::attach(&mut ebpf, &pins, &cgroup)?;
+        let mut ebpf = load::load(object, &pins)?;
+        let takeover = load::attach(&mut ebpf, &pins, &cgroup)?.map(Arc::new);
         let shared = Arc::new(Shared::open(pins, cgroup)?);
-        Ok(Self { config: config.clone(), shared, _lock: lock })
+        Ok(Self { config: config.clone(), shared, takeover, _locks: locks })
     }
 
     /// The writer of the tables. There is to be one.
     pub fn writer(&self) -> Result<Box<dyn Publish>, KernelError> {
         let writer = Writer::new(Arc::clone(&self.shared), self.config.fence)?;
-        Ok(Box::new(Keeper::new(writer, &self.shared.pins, self.config.lease)?))
+        Ok(Box::new(Keeper::new(writer, &self.shared.pins, self.config.lease, self.takeover.clone())?))
     }
 
     /// Pins sockets.
@@ -136,8 +158,36 @@ impl Kernel {
     }
 }
 
-/// Removes programs, links and maps from the kernel, and returns the pins that were removed. No agent may run.
+/// The kernel object that this agent was built with, if it was.
+#[must_use]
+pub fn object() -> Option<&'static [u8]> {
+    object::bytes()
+}
+
+/// The ids of the programs on each hook of a cgroup, revgate's and others', by the name of revgate's program there.
+pub fn hooks(cgroup: &Path) -> Result<Vec<(&'static str, Vec<u32>)>, KernelError> {
+    let failed =
+        |program| move |source| KernelError::Attach { program, cgroup: cgroup.to_path_buf(), source };
+    let directory = File::open(cgroup).map_err(failed("programs"))?;
+    object::HOOKS
+        .into_iter()
+        .map(|Hook { program, attach_type }| {
+            let attached = sys::attached(directory.as_fd(), attach_type).map_err(failed(program))?;
+            Ok((program, attached.programs))
+        })
+        .collect()
+}
+
+/// Removes programs, links and maps from the kernel, those of other layouts too, and returns the pins that were
+/// removed. No agent may run.
 pub fn detach(config: &KernelConfig) -> Result<Vec<PathBuf>, KernelError> {
     let (pins, _lock) = Pins::open(&config.bpffs)?;
-    pins.remove()
+    let mut removed = pins.remove()?;
+    // A cgroup that is gone has nothing attached.
+    let cgroup = cgroup::find(config.cgroup.as_deref()).ok();
+    let _cgroup_lock = cgroup.as_deref().map(Lock::take).transpose()?;
+    let id = cgroup.as_deref().map(cgroup::id).transpose()?.unwrap_or(0);
+    removed.extend(Left::find(&pins, id)?.remove()?);
+    pins.remove_above()?;
+    Ok(removed)
 }

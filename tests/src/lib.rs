@@ -8,6 +8,7 @@
 
 pub mod dial;
 pub mod echo;
+pub mod load;
 pub mod node;
 pub mod random;
 pub mod require;

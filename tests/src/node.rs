@@ -14,9 +14,10 @@ use std::{
 use revgate::{
     cluster::Cgroup,
     config::{FenceMode, KernelConfig, KernelMode},
-    kernel::{Kernel, KernelError, Pinner, Publish, Reader, cgroup},
+    kernel::{Kernel, KernelError, Pinner, Publish, Reader, cgroup, hooks},
     snapshot::Snapshot,
 };
+use revgate_common::layout::PIN_DIRECTORY;
 use rustix::thread::gettid;
 
 use crate::require;
@@ -168,6 +169,32 @@ impl Node {
     /// When it does not start.
     pub fn restart(&mut self) {
         self.own(Kernel::start(&self.config).expect("started again"));
+    }
+
+    /// The same, for an agent that was built with other programs.
+    ///
+    /// # Panics
+    ///
+    /// When it does not start.
+    pub fn restart_with(&mut self, object: &[u8]) {
+        self.own(Kernel::start_with(&self.config, object).expect("started again"));
+    }
+
+    /// Where the pins of this layout are.
+    #[must_use]
+    pub fn pins(&self) -> PathBuf {
+        self.config.bpffs.join(PIN_DIRECTORY)
+    }
+
+    /// The ids of the programs on a hook, which is named by the program of revgate that belongs there.
+    ///
+    /// # Panics
+    ///
+    /// When the kernel does not tell.
+    #[must_use]
+    pub fn attached(&self, hook: &str) -> Vec<u32> {
+        let hooks = hooks(&self.cgroup).expect("the hooks");
+        hooks.into_iter().find(|(name, _)| *name == hook).map(|(_, ids)| ids).unwrap_or_default()
     }
 }
 

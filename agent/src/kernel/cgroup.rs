@@ -105,7 +105,8 @@ fn prove(path: &Path) -> Result<(), CgroupError> {
     Ok(())
 }
 
-fn is_cgroup2(path: &Path) -> Result<bool, CgroupError> {
+/// Whether a path is on cgroup2.
+pub(super) fn is_cgroup2(path: &Path) -> Result<bool, CgroupError> {
     match rustix::fs::statfs(path) {
         Ok(of) => Ok(of.f_type == CGROUP2_MAGIC),
         Err(error) => Err(CgroupError::Io { path: path.to_path_buf(), source: error.into() }),

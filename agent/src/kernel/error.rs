@@ -54,6 +54,29 @@ pub enum KernelError {
         /// Why not.
         source: io::Error,
     },
+    /// Somebody's program does not let others onto the hook.
+    #[error(
+        "attach {program} to {cgroup}: program {id} is attached to {at} alone, without BPF_F_ALLOW_MULTI; have its \
+         owner attach it with that flag, or detach it: bpftool cgroup detach {at} {program} id {id}"
+    )]
+    Exclusive {
+        /// The program that was to be attached.
+        program: &'static str,
+        /// Where.
+        cgroup: PathBuf,
+        /// The cgroup where the other is, the same or one above.
+        at: PathBuf,
+        /// The id of the other.
+        id: u32,
+    },
+    /// A program of an agent before could not be replaced or detached.
+    #[error("replace {program} of the agent before: {source}{}", permission(source))]
+    Replace {
+        /// The program.
+        program: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
     /// A table could not be written.
     #[error("write {table}: {source}{}", permission(source))]
     Write {
@@ -91,6 +114,9 @@ fn permission(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
             " (the agent needs CAP_BPF and CAP_NET_ADMIN; see `revgate check`)"
+        }
+        io::ErrorKind::ReadOnlyFilesystem => {
+            " (mount it for writing: mount -o remount,rw on the BPF file system)"
         }
         _ => "",
     }

@@ -1,18 +1,22 @@
 //! The writer as the agent has it: what comes with a publication besides the tables.
 //!
+//! After the first one the programs go into links that an agent of another layout left: see
+//! [`takeover`](super::takeover).
+//!
 //! The lease is a moment in the kernel until which the tables count as current. Each publication and each sign of
 //! life moves it on; once it has passed, VIPs that are set so deny. It is a word in a pinned map, so it runs out
 //! whichever way the agent ends, and an agent that restarts within it changes nothing.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
+    sync::Arc,
     time::Duration,
 };
 
 use revgate_common::layout::map;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{KernelError, Publish, pins::Pins, sys, writer::Writer};
+use super::{KernelError, Publish, pins::Pins, sys, takeover::Takeover, writer::Writer};
 use crate::snapshot::Snapshot;
 
 /// A lease outlasts two renewals that come late or fail.
@@ -23,13 +27,20 @@ pub(super) struct Keeper {
     writer: Writer,
     map: OwnedFd,
     lease: Duration,
+    /// What is still to be done once the tables are in force.
+    takeover: Option<Arc<Takeover>>,
     /// The tables in the kernel are this agent's.
     published: bool,
 }
 
 impl Keeper {
-    pub(super) fn new(writer: Writer, pins: &Pins, lease: Duration) -> Result<Self, KernelError> {
-        Ok(Self { writer, map: pins.open_map(map::LEASE)?, lease, published: false })
+    pub(super) fn new(
+        writer: Writer,
+        pins: &Pins,
+        lease: Duration,
+        takeover: Option<Arc<Takeover>>,
+    ) -> Result<Self, KernelError> {
+        Ok(Self { writer, map: pins.open_map(map::LEASE)?, lease, takeover, published: false })
     }
 }
 
@@ -37,7 +48,14 @@ impl Publish for Keeper {
     fn publish(&mut self, snapshot: &Snapshot) -> Result<(), KernelError> {
         self.writer.publish(snapshot)?;
         self.published = true;
-        self.renew()
+        // First, so that no VIP denies when the programs come.
+        self.renew()?;
+        if let Some(takeover) = &self.takeover {
+            takeover.run()?;
+            tracing::info!("the programs of the agent before are replaced, and its tables removed");
+            self.takeover = None;
+        }
+        Ok(())
     }
 
     fn renew(&mut self) -> Result<(), KernelError> {

@@ -1,7 +1,8 @@
 //! Loads the object onto the pinned maps and puts its programs into the hooks.
 //!
 //! A link that is there gets the new program in one step, so that no connect finds none or two. Only a link that
-//! cannot be used (its cgroup is gone, or is another one) is made anew.
+//! cannot be used (its cgroup is gone, or is another one) is made anew. New links allow others on the same hook: the
+//! kernel attaches every link with `BPF_F_ALLOW_MULTI`.
 
 use std::{
     fs::File,
@@ -15,14 +16,14 @@ use revgate_common::layout::map;
 
 use super::{
     KernelError, cgroup,
-    object::{self, HOOKS, Hook},
+    object::{HOOKS, Hook},
     pins::Pins,
     sys,
+    takeover::{Left, Takeover},
 };
 
-/// Loads the object: maps are opened where they are pinned, and else made and pinned.
-pub(super) fn load(pins: &Pins) -> Result<Ebpf, KernelError> {
-    let object = object::bytes().ok_or(KernelError::NotBuilt)?;
+/// Loads an object: maps are opened where they are pinned, and else made and pinned.
+pub(super) fn load(object: &[u8], pins: &Pins) -> Result<Ebpf, KernelError> {
     let mut loader = EbpfLoader::new();
     for name in map::ALL {
         loader.map_pin_path(name, pins.map(name));
@@ -31,34 +32,67 @@ pub(super) fn load(pins: &Pins) -> Result<Ebpf, KernelError> {
 }
 
 /// Attaches every program to the cgroup, each in the place of the one before.
-pub(super) fn attach(ebpf: &mut Ebpf, pins: &Pins, path: &Path) -> Result<(), KernelError> {
-    let failed = |program: &'static str| {
-        move |source: io::Error| KernelError::Attach { program, cgroup: path.to_path_buf(), source }
-    };
-    let directory = File::open(path).map_err(failed("programs"))?;
+///
+/// Where a hook still runs a program on other maps than these, nothing is attached: that is [`Takeover`]'s, which is
+/// returned, once the tables are in force.
+pub(super) fn attach(ebpf: &mut Ebpf, pins: &Pins, path: &Path) -> Result<Option<Takeover>, KernelError> {
+    let failed =
+        |source: io::Error| KernelError::Attach { program: "programs", cgroup: path.to_path_buf(), source };
+    let directory = File::open(path).map_err(failed)?;
     let id = cgroup::id(path)?;
-    for Hook { program, attach_type } in HOOKS {
+    let left = Left::find(pins, id)?;
+    let mut later = Vec::new();
+    let mut made = Vec::new();
+    for hook in HOOKS {
+        let program = hook.program;
         let fd = ready(ebpf, program)?;
-        if !update(pins, program, id, fd)? {
+        if update(pins, program, id, fd)? {
+            pins.keep_program(program, fd)?;
+        } else if left.runs(program) {
             pins.drop_link(program)?;
-            let link = sys::link_create(fd, directory.as_fd(), attach_type).map_err(failed(program))?;
+            later.push((program, fd.try_clone_to_owned().map_err(failed)?));
+        } else {
+            pins.drop_link(program)?;
+            let link = sys::link_create(fd, directory.as_fd(), hook.attach_type);
+            let link = match link.map_err(|source| refused(&hook, path, source)) {
+                Ok(link) => link,
+                Err(error) => {
+                    // Half of the programs is worth nothing.
+                    for made in made {
+                        pins.drop_link(made)?;
+                    }
+                    return Err(error);
+                }
+            };
             pins.keep_link(program, link.as_fd())?;
+            pins.keep_program(program, fd)?;
+            made.push(program);
         }
-        pins.keep_program(program, fd)?;
     }
-    Ok(())
+    Ok((!left.is_empty()).then(|| Takeover::new(pins, left, later)))
+}
+
+/// Why a program was not attached: the kernel says no more than "not permitted" when another is there alone.
+fn refused(hook: &Hook, cgroup: &Path, source: io::Error) -> KernelError {
+    if source.kind() == io::ErrorKind::PermissionDenied {
+        for at in cgroup.ancestors().take_while(|at| cgroup::is_cgroup2(at).unwrap_or(false)) {
+            let found = File::open(at).and_then(|at| sys::attached(at.as_fd(), hook.attach_type));
+            if let Ok(sys::Attached { programs, alone: true }) = found
+                && let Some(id) = programs.first().copied()
+            {
+                let (cgroup, at) = (cgroup.to_path_buf(), at.to_path_buf());
+                return KernelError::Exclusive { program: hook.program, cgroup, at, id };
+            }
+        }
+    }
+    KernelError::Attach { program: hook.program, cgroup: cgroup.to_path_buf(), source }
 }
 
 /// Replaces the program of the pinned link. False: there is no link, or it is of no use.
 fn update(pins: &Pins, program: &str, cgroup: u64, fd: BorrowedFd<'_>) -> Result<bool, KernelError> {
-    let path = pins.link(program);
-    let failed = |source| KernelError::Pin { action: "update", path: path.clone(), source };
-    let link = match sys::open(&path) {
-        Ok(link) => link,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(source) => return Err(failed(source)),
-    };
-    if sys::link_cgroup(link.as_fd()).map_err(failed)? != cgroup {
+    let failed = |source| KernelError::Pin { action: "update", path: pins.link(program), source };
+    let Some(link) = pins.open_link(program)? else { return Ok(false) };
+    if sys::link_info(link.as_fd()).map_err(failed)?.is_none_or(|info| info.cgroup != cgroup) {
         return Ok(false);
     }
     sys::link_update(link.as_fd(), fd).map_err(failed)?;

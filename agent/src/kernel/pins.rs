@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <bpffs>/revgate/            locked by the agent that runs
-//!                 v1/maps/      the maps of the object, by name
+//!                 v2/maps/      the maps of the object, by name
 //!                    links/     what is attached
 //!                    programs/  what the links run
 //!                    tables/    the inner maps: vips, members, sources, set-0 ..
@@ -11,6 +11,9 @@
 //! The inner maps are pinned because opening one by its id, as the outer map gives it, takes `CAP_SYS_ADMIN`. A table
 //! is pinned before it is swapped in, so that what an agent finds after a crash is never older than what the
 //! kernel has.
+//!
+//! Pins of this version that are damaged, or of another shape, are set aside under another name beside it. What they
+//! keep attached goes on, as what another version's pins keep does, until it is [taken over](super::takeover).
 
 use std::{
     fs, io,
@@ -20,7 +23,7 @@ use std::{
 
 use aya::maps::MapInfo;
 use revgate_common::layout::{PIN_DIRECTORY, map};
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags, StatVfsMountFlags};
 
 use super::{KernelError, object, sys};
 
@@ -39,6 +42,19 @@ pub(super) struct Lock {
     _directory: OwnedFd,
 }
 
+impl Lock {
+    /// Locks a directory, or says who has it.
+    pub(super) fn take(path: &Path) -> Result<Self, KernelError> {
+        let directory = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|source| failed("open", path, source.into()))?;
+        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { _directory: directory }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(KernelError::Locked { path: path.to_path_buf() }),
+            Err(source) => Err(failed("lock", path, source.into())),
+        }
+    }
+}
+
 impl Pins {
     /// The directory below a bpffs mount. Nothing is touched.
     pub(super) fn below(bpffs: &Path) -> Self {
@@ -51,19 +67,37 @@ impl Pins {
             return Err(KernelError::NoBpffs { path: bpffs.to_path_buf() });
         }
         let pins = Self::below(bpffs);
+        pins.make()?;
+        // Above the version: agents of two layouts exclude each other too.
+        let lock = Lock::take(pins.above())?;
+        Ok((pins, lock))
+    }
+
+    fn above(&self) -> &Path {
+        self.root.parent().unwrap_or(&self.root)
+    }
+
+    /// The directories beside this one.
+    pub(super) fn others(&self) -> Result<Vec<Self>, KernelError> {
+        let beside = names(self.above())?.into_iter().map(|name| Self { root: self.above().join(name) });
+        Ok(beside.filter(|other| other.root != self.root).collect())
+    }
+
+    /// Gives this directory another name, with all that is in it, and makes a new one.
+    pub(super) fn set_aside(&self) -> Result<(), KernelError> {
+        let name = self.root.file_name().unwrap_or_default().to_string_lossy();
+        let aside = (0_u32..).map(|n| self.root.with_file_name(format!("{name}-aside-{n}")));
+        let Some(aside) = aside.into_iter().find(|path| !path.exists()) else { return Ok(()) };
+        fs::rename(&self.root, &aside).map_err(|source| failed("set aside", &self.root, source))?;
+        self.make()
+    }
+
+    fn make(&self) -> Result<(), KernelError> {
         for kind in ["maps", "links", "programs", "tables"] {
-            let path = pins.root.join(kind);
+            let path = self.root.join(kind);
             fs::create_dir_all(&path).map_err(|source| failed("make", &path, source))?;
         }
-        // Above the version: agents of two layouts exclude each other too.
-        let locked = pins.root.parent().unwrap_or(&pins.root).to_path_buf();
-        let directory = rustix::fs::open(&locked, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|source| failed("open", &locked, source.into()))?;
-        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok((pins, Lock { _directory: directory })),
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(KernelError::Locked { path: locked }),
-            Err(source) => Err(failed("lock", &locked, source.into())),
-        }
+        Ok(())
     }
 
     /// Where a map is pinned.
@@ -84,12 +118,7 @@ impl Pins {
 
     /// Opens an inner map; `None` while there is none.
     pub(super) fn open_table(&self, name: &str) -> Result<Option<OwnedFd>, KernelError> {
-        let path = self.root.join("tables").join(name);
-        match sys::open(&path) {
-            Ok(fd) => Ok(Some(fd)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(failed("open", &path, source)),
-        }
+        open_if_there(&self.root.join("tables").join(name))
     }
 
     /// Pins an inner map in the place of the one before.
@@ -108,6 +137,29 @@ impl Pins {
         sys::pin(link, &path).map_err(|source| failed("pin", &path, source))
     }
 
+    /// Makes a link that another directory or nobody pins this one's. There must be none here.
+    pub(super) fn adopt_link(
+        &self,
+        program: &str,
+        link: BorrowedFd<'_>,
+        pin: Option<&Path>,
+    ) -> Result<(), KernelError> {
+        let path = self.link(program);
+        match pin.map(|pin| fs::rename(pin, &path)) {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => {
+                Err(failed("move to", &path, error))
+            }
+            // Its pin is gone: a new one.
+            _ => self.keep_link(program, link),
+        }
+    }
+
+    /// Opens a link; `None` where there is none.
+    pub(super) fn open_link(&self, program: &str) -> Result<Option<OwnedFd>, KernelError> {
+        open_if_there(&self.link(program))
+    }
+
     /// Forgets an inner map, if there is one.
     pub(super) fn drop_table(&self, name: &str) -> Result<(), KernelError> {
         remove(&self.root.join("tables").join(name))
@@ -116,18 +168,14 @@ impl Pins {
     /// Detaches a program and forgets its link, if there is one.
     pub(super) fn drop_link(&self, program: &str) -> Result<(), KernelError> {
         let path = self.link(program);
-        match sys::open(&path) {
-            // A link whose cgroup is gone is detached already.
-            Ok(link) => match sys::link_detach(link.as_fd()) {
-                Err(source) if source.raw_os_error() != Some(libc::ENOENT) => {
-                    return Err(failed("detach", &path, source));
-                }
-                _ => {}
-            },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(source) => return Err(failed("open", &path, source)),
+        let Some(link) = open_if_there(&path)? else { return Ok(()) };
+        // A link whose cgroup is gone is detached already.
+        match sys::link_detach(link.as_fd()) {
+            Err(source) if source.raw_os_error() != Some(libc::ENOENT) => {
+                Err(failed("detach", &path, source))
+            }
+            _ => remove(&path),
         }
-        remove(&path)
     }
 
     /// The names of the inner maps.
@@ -142,8 +190,16 @@ impl Pins {
     }
 
     /// What is wrong with the pinned maps and tables: the first whose type, key, value, size or flags are not those
-    /// of this agent's layout. `None`: nothing, or nothing is pinned.
+    /// of this agent's layout, or that is missing below programs that run. `None`: nothing, or nothing is pinned.
     pub(super) fn unusable(&self) -> Result<Option<String>, KernelError> {
+        if !names(&self.root.join("links"))?.is_empty() {
+            let tables = ["vips", "members", "sources"].map(|name| self.root.join("tables").join(name));
+            let missing =
+                map::ALL.map(|name| self.map(name)).into_iter().chain(tables).find(|pin| !pin.exists());
+            if let Some(missing) = missing {
+                return Ok(Some(format!("{} is missing", missing.display())));
+            }
+        }
         for name in map::ALL {
             let path = self.map(name);
             if let (true, Some(shape)) = (path.exists(), object::shape(name))
@@ -167,17 +223,6 @@ impl Pins {
         Ok(None)
     }
 
-    /// Forgets all maps and tables. Programs that run keep theirs until they are replaced.
-    pub(super) fn drop_maps(&self) -> Result<(), KernelError> {
-        for kind in ["maps", "tables"] {
-            let directory = self.root.join(kind);
-            for name in names(&directory)? {
-                remove(&directory.join(name))?;
-            }
-        }
-        Ok(())
-    }
-
     /// Removes everything, links first: no program runs without its tables. Returns what was removed.
     pub(super) fn remove(&self) -> Result<Vec<PathBuf>, KernelError> {
         let mut removed = Vec::new();
@@ -195,17 +240,32 @@ impl Pins {
             remove_directory(&directory)?;
         }
         remove_directory(&self.root)?;
-        if let Some(above) = self.root.parent() {
-            // Another version's pins may be there, and stay.
-            let _ = fs::remove_dir(above);
-        }
         Ok(removed)
+    }
+
+    /// Removes the directory above, which must be empty.
+    pub(super) fn remove_above(&self) -> Result<(), KernelError> {
+        remove_directory(self.above())
     }
 }
 
 /// Whether a path is on a BPF file system.
 pub(super) fn is_bpffs(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|of| of.f_type == BPFFS_MAGIC)
+}
+
+/// Opens a pin; `None` where there is none.
+fn open_if_there(path: &Path) -> Result<Option<OwnedFd>, KernelError> {
+    match sys::open(path) {
+        Ok(fd) => Ok(Some(fd)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(failed("open", path, source)),
+    }
+}
+
+/// Whether a path is on a file system that is mounted read-only.
+pub(super) fn is_read_only(path: &Path) -> bool {
+    rustix::fs::statvfs(path).is_ok_and(|of| of.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
 fn failed(action: &'static str, path: &Path, source: io::Error) -> KernelError {

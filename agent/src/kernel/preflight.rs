@@ -50,12 +50,17 @@ pub fn checks(config: &KernelConfig) -> Vec<Check> {
         Err(error) => Check::new("cgroup2", false, "not usable", error.to_string()),
     });
     let mount = config.bpffs.display();
-    checks.push(Check::new(
-        "bpffs",
-        pins::is_bpffs(&config.bpffs),
-        if pins::is_bpffs(&config.bpffs) { format!("{mount}") } else { format!("{mount} is not a bpffs") },
-        format!("mount -t bpf bpf {mount}"),
-    ));
+    checks.push(match (pins::is_bpffs(&config.bpffs), pins::is_read_only(&config.bpffs)) {
+        (false, _) => {
+            let fix = format!("mount -t bpf bpf {mount}");
+            Check::new("bpffs", false, format!("{mount} is not a bpffs"), fix)
+        }
+        (true, true) => {
+            let fix = format!("mount -o remount,rw {mount}");
+            Check::new("bpffs", false, format!("{mount} is read-only"), fix)
+        }
+        (true, false) => Check::new("bpffs", true, mount.to_string(), ""),
+    });
     let btf = Path::new(KERNEL_BTF).exists();
     checks.push(Check::new(
         "kernel BTF",

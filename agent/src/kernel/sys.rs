@@ -3,6 +3,8 @@
 //! Attribute layouts are those of `union bpf_attr` in `include/uapi/linux/bpf.h`; the kernel takes any prefix of the
 //! union and reads the rest as zero. All values cross as [`bytemuck::Pod`], so no padding and no invalid bits.
 
+mod attached;
+
 use std::{
     ffi::CString,
     io,
@@ -14,6 +16,8 @@ use std::{
 };
 
 use bytemuck::{Pod, Zeroable};
+
+pub(super) use attached::{Attached, attached, link_info, links};
 
 /// A hash map (`BPF_MAP_TYPE_HASH`).
 pub(super) const HASH: u32 = 1;
@@ -32,10 +36,13 @@ enum Command {
     ObjGet = 7,
     ProgTestRun = 10,
     ObjInfo = 15,
+    ProgQuery = 16,
     MapFreeze = 22,
     MapUpdateBatch = 26,
     LinkCreate = 28,
     LinkUpdate = 29,
+    LinkById = 30,
+    LinkNextId = 31,
     LinkDetach = 34,
 }
 
@@ -298,37 +305,6 @@ pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     unsafe {
         bpf(Command::LinkDetach, &mut raw(link)).map(drop)
     }
-}
-
-/// The id of the cgroup that a link is attached to; 0 once that cgroup is gone.
-pub(super) fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<u64> {
-    /// `struct bpf_link_info` of a cgroup link.
-    #[repr(C)]
-    #[derive(Clone, Copy, Pod, Zeroable)]
-    struct Info {
-        link_type: u32,
-        id: u32,
-        program: u32,
-        zero: u32,
-        cgroup: u64,
-        attach_type: u32,
-        zero2: u32,
-    }
-    #[repr(C)]
-    #[derive(Clone, Copy, Pod, Zeroable)]
-    struct Ask {
-        fd: u32,
-        length: u32,
-        info: u64,
-    }
-    let mut info = Info::zeroed();
-    let mut attr = Ask { fd: raw(link), length: size(size_of::<Info>())?, info: address_mut(&mut info) };
-    // SAFETY: `info` is ours alone and as long as said.
-    #[expect(unsafe_code, reason = "bpf(2)")]
-    unsafe {
-        bpf(Command::ObjInfo, &mut attr)?;
-    }
-    Ok(info.cgroup)
 }
 
 /// Runs a program once on a packet, which it may change; returns what the program returned.

@@ -6,7 +6,7 @@ use aya::programs::Program;
 use bytemuck::{bytes_of, bytes_of_mut};
 use revgate_common::twin::{Answer, PROGRAM, Trial};
 
-use super::{Kernel, KernelError, load, sys};
+use super::{Kernel, KernelError, load, object, sys};
 
 /// The decision program, on the tables of a [`Kernel`].
 #[derive(Debug)]
@@ -18,7 +18,8 @@ impl Twin {
     /// Loads it. It is attached to nothing and ends with this value.
     pub fn load(kernel: &Kernel) -> Result<Self, KernelError> {
         let refused = |source| KernelError::Load { source: Box::new(source) };
-        let mut ebpf = load::load(&kernel.shared.pins)?;
+        let object = object::bytes().ok_or(KernelError::NotBuilt)?;
+        let mut ebpf = load::load(object, &kernel.shared.pins)?;
         let Some(Program::SchedClassifier(program)) = ebpf.program_mut(PROGRAM) else {
             return Err(KernelError::Load { source: format!("the object has no program {PROGRAM}").into() });
         };
