@@ -17,8 +17,17 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 /// When it cannot listen.
 #[must_use]
 pub fn tcp(ip: &str) -> SocketAddr {
-    let ip = ip.parse().expect("an address");
-    let listener = TcpListener::bind(SocketAddr::new(ip, 0)).expect("listens");
+    tcp_at(SocketAddr::new(ip.parse().expect("an address"), 0))
+}
+
+/// A TCP server on this very address. It runs until the test ends.
+///
+/// # Panics
+///
+/// When it cannot listen.
+#[must_use]
+pub fn tcp_at(address: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind(address).expect("listens");
     let address = listener.local_addr().expect("its address");
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {

@@ -6,8 +6,10 @@
     reason = "this crate is part of tests: what fails here fails the test, and says where"
 )]
 
+pub mod agent;
 pub mod dial;
 pub mod echo;
+pub mod foreign;
 pub mod load;
 pub mod node;
 pub mod random;

@@ -1,0 +1,151 @@
+//! The agent as a process inside a [`Node`], with files of its own.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    io::{self, Read, Write as _},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+use crate::{echo::PATIENCE, node::Node};
+
+/// A Pod of the one set, Ready, on port 8000: revision, role, address.
+pub type Pod<'a> = (&'a str, &'a str, IpAddr);
+
+/// An agent that can be started, killed and started again. It ends with this value.
+pub struct Agent {
+    program: PathBuf,
+    files: TempDir,
+    admin: SocketAddr,
+    child: Option<Child>,
+}
+
+impl Agent {
+    /// Writes its files; nothing runs yet. `vips` are lines of the configuration's list.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot.
+    #[must_use]
+    pub fn prepare(program: &str, node: &Node, lease: &str, vips: &str) -> Self {
+        // For a process that cannot tell which port it got.
+        let free = TcpListener::bind("127.0.0.1:0").expect("loopback");
+        let admin = free.local_addr().expect("bound");
+        let agent =
+            Self { program: program.into(), files: TempDir::new().expect("a directory"), admin, child: None };
+        let (cgroup, bpffs) = (node.cgroup().display(), node.config().bpffs.display());
+        let text = format!(
+            "
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: disaggregatedset-rollout-screener
+  name: chat
+  parameters:
+    scope: {{labelSelector: app=llm}}
+    revisionGating: {{mode: max-role, requiredRoles: [prefill, decode]}}
+---
+apiVersion: revgate.dev/v1alpha1
+kind: AgentConfig
+kernel: {{mode: auto, cgroup: {cgroup}, bpffs: {bpffs}, lease: {lease}}}
+source: {{file: {{path: {pods}}}}}
+admin: {{address: '{admin}'}}
+shutdown: {{delay: 0s, deadline: 1s}}
+vips:
+{vips}
+",
+            pods = agent.file("pods.yaml").display()
+        );
+        fs::write(agent.file("revgate.yaml"), text).expect("written");
+        agent
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.files.path().join(name)
+    }
+
+    /// Replaces the list of Pods.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot.
+    pub fn pods(&self, pods: &[Pod<'_>]) {
+        let mut text = String::new();
+        for (revision, role, ip) in pods {
+            let _ = writeln!(
+                text,
+                "- {{name: 'p-{ip}', uid: 'u-{ip}', ip: '{ip}', labels: {{app: llm, \
+                 disaggregatedset.x-k8s.io/revision: {revision}, disaggregatedset.x-k8s.io/role: {role}}}}}"
+            );
+        }
+        let new = self.file("pods.new");
+        fs::write(&new, text).expect("written");
+        fs::rename(new, self.file("pods.yaml")).expect("renamed");
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg("run").arg("--config").arg(self.file("revgate.yaml")).stdout(Stdio::null());
+        command
+    }
+
+    /// Starts it in the cgroup of the calling thread, and returns when it is ready.
+    ///
+    /// # Panics
+    ///
+    /// When it does not become ready.
+    pub fn start(&mut self) {
+        let log = fs::File::create(self.file("log")).expect("a log");
+        self.child = Some(self.command().stderr(log).spawn().expect("the agent starts"));
+        let end = Instant::now() + PATIENCE;
+        while !self.ready().unwrap_or(false) {
+            let log = fs::read_to_string(self.file("log")).unwrap_or_default();
+            assert!(Instant::now() < end, "not ready:\n{log}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn ready(&self) -> io::Result<bool> {
+        let mut admin = TcpStream::connect(self.admin)?;
+        admin.set_read_timeout(Some(PATIENCE))?;
+        admin.write_all(b"GET /readyz HTTP/1.0\r\n\r\n")?;
+        let mut answer = [0; 12];
+        admin.read_exact(&mut answer)?;
+        Ok(answer.ends_with(b" 200"))
+    }
+
+    /// Runs another one beside it with the same files, which is to end by itself: how, and what it said.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be started.
+    #[must_use]
+    pub fn second(&self) -> (ExitStatus, String) {
+        let output = self.command().stderr(Stdio::piped()).output().expect("another one starts");
+        (output.status, String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    /// SIGKILL; returns when it is gone.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be killed.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().expect("killed");
+            child.wait().expect("gone");
+        }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
