@@ -7,13 +7,11 @@ use std::{
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
-    thread,
-    time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
 
-use crate::{echo::PATIENCE, node::Node};
+use crate::{echo::PATIENCE, node::Node, wait::until};
 
 /// A Pod of the one set, Ready, on port 8000: revision, role, address.
 pub type Pod<'a> = (&'a str, &'a str, IpAddr);
@@ -103,12 +101,8 @@ vips:
     pub fn start(&mut self) {
         let log = fs::File::create(self.file("log")).expect("a log");
         self.child = Some(self.command().stderr(log).spawn().expect("the agent starts"));
-        let end = Instant::now() + PATIENCE;
-        while !self.ready().unwrap_or(false) {
-            let log = fs::read_to_string(self.file("log")).unwrap_or_default();
-            assert!(Instant::now() < end, "not ready:\n{log}");
-            thread::sleep(Duration::from_millis(10));
-        }
+        let look = || self.ready().map_err(|_| fs::read_to_string(self.file("log")));
+        until("the agent is ready", look, |ready| matches!(ready, Ok(true)));
     }
 
     fn ready(&self) -> io::Result<bool> {

@@ -1,4 +1,4 @@
-//! A program of somebody else on the hook of `connect` over IPv4.
+//! A program that no agent attached, on the hook of `connect` over IPv4.
 
 use std::{fs::File, io, os::fd::AsRawFd, path::Path};
 
@@ -14,6 +14,10 @@ const CONNECT4: u32 = 10;
 /// The command `BPF_PROG_ATTACH`.
 const ATTACH: libc::c_long = 8;
 
+fn built() -> Vec<u8> {
+    kernel::object().expect("kernel programs").to_vec()
+}
+
 /// A loaded program, which has no tables and lets every connect pass. It is detached with this value, unless it was
 /// attached alone.
 pub struct Foreign {
@@ -28,14 +32,28 @@ impl Foreign {
     /// When the kernel refuses.
     #[must_use]
     pub fn load() -> Self {
-        let mut object = kernel::object().expect("kernel programs").to_vec();
+        let mut object = built();
         let name = map::PEERS.as_bytes();
         let places: Vec<_> =
             object.windows(name.len()).enumerate().filter(|(_, at)| *at == name).map(|(at, _)| at).collect();
         for place in places {
             object[place] = b'Z';
         }
-        let mut foreign = Self { object: Ebpf::load(&object).expect("the object loads") };
+        Self::of(&object)
+    }
+
+    /// Loads a copy of revgate's own.
+    ///
+    /// # Panics
+    ///
+    /// When the kernel refuses.
+    #[must_use]
+    pub fn copy() -> Self {
+        Self::of(&built())
+    }
+
+    fn of(object: &[u8]) -> Self {
+        let mut foreign = Self { object: Ebpf::load(object).expect("the object loads") };
         foreign.program().load().expect("the program loads");
         foreign
     }

@@ -15,4 +15,5 @@ pub mod node;
 pub mod random;
 pub mod require;
 pub mod shadow;
+pub mod wait;
 pub mod world;

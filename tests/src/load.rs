@@ -9,13 +9,13 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
 };
 
 use crate::{
     dial::dial,
-    echo::{self, PATIENCE},
+    echo,
     node::{Node, join},
+    wait::until,
 };
 
 /// Dials a VIP again and again from inside a node. Somebody listens on the VIP itself, so that a connect that
@@ -77,20 +77,19 @@ impl Load {
     /// When none are.
     pub fn goes_on(&self) {
         let before = self.state.steered.load(Ordering::Relaxed);
-        let end = Instant::now() + PATIENCE;
-        while self.state.steered.load(Ordering::Relaxed) < before + 5 {
+        let now = || {
             let failed = self.state.failed.lock().expect("no panic").len();
-            assert!(Instant::now() < end, "{}: no more connects are steered, {failed} failed", self.vip);
-            thread::sleep(Duration::from_millis(1));
-        }
+            (self.state.steered.load(Ordering::Relaxed), failed)
+        };
+        until(&format!("{} steers and fails", self.vip), now, |(steered, _)| *steered >= before + 5);
     }
 
-    /// Ends, and proves that every connect was steered. Returns how many there were.
+    /// Ends, and proves that every connect was steered.
     ///
     /// # Panics
     ///
     /// When one was not steered or failed.
-    pub fn end(self) -> u64 {
+    pub fn end(self) {
         self.goes_on();
         self.state.stop.store(true, Ordering::Relaxed);
         self.worker.join().expect("the load ends");
@@ -99,6 +98,5 @@ impl Load {
         let (steered, unsteered) =
             (self.state.steered.load(Ordering::Relaxed), self.state.unsteered.load(Ordering::Relaxed));
         assert_eq!(unsteered, 0, "of {steered}");
-        steered
     }
 }

@@ -73,6 +73,22 @@ fn a_program_that_is_attached_alone_is_named_and_nothing_is_left_half_attached()
 }
 
 #[test]
+fn a_second_copy_of_the_programs_is_detached() {
+    let Some(mut node) = Node::enter("copy", FenceMode::Enforce) else { return };
+    let world = world(62);
+    node.publish(&world.snapshot(1));
+    node.stop();
+    let mut copy = Foreign::copy();
+    copy.attach(node.cgroup());
+    assert_eq!(node.attached("connect4").len(), 2);
+    let load = Load::start(&node, world.vips[0].address);
+    node.restart();
+    node.publish(&world.snapshot(2));
+    assert_eq!(node.attached("connect4").len(), 1);
+    load.end();
+}
+
+#[test]
 fn agents_with_other_pins_do_not_share_a_cgroup() {
     let Some(node) = Node::enter("twopins", FenceMode::Enforce) else { return };
     let mut other = node.config().bpffs.clone().into_os_string();

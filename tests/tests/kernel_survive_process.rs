@@ -4,7 +4,7 @@
 use std::{
     net::{IpAddr, SocketAddr},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use revgate::{
@@ -18,6 +18,7 @@ use revgate_tests::{
     echo,
     load::{Load, decoy},
     node::Node,
+    wait::until,
 };
 
 const AGENT: &str = env!("CARGO_BIN_EXE_revgate-under-test");
@@ -56,10 +57,8 @@ fn a_killed_agent_changes_nothing_and_the_next_one_keeps_slots_and_epochs() {
     let load = Load::start(&node, vip);
     // Only the later revision stays: what is kept is then not what a new agent would choose.
     agent.pods(&b);
-    let end = Instant::now() + echo::PATIENCE;
-    while (0..20).any(|_| dial(vip).unwrap() != b_endpoint) {
-        assert!(Instant::now() < end, "the list of Pods is not taken over");
-    }
+    let look = || (0..20).all(|_| dial(vip).unwrap() == b_endpoint);
+    until("the new list of Pods is in force", look, |there| *there);
     agent.kill();
     load.goes_on();
     let before = left(&mut node);
@@ -104,23 +103,14 @@ fn when_the_lease_of_a_dead_agent_ends_each_vip_does_as_it_is_set_until_the_next
     agent.start();
     let load = Load::start(&node, keep);
     // Longer than one lease: it is renewed.
-    let renewed = Instant::now() + Duration::from_millis(2500);
-    while Instant::now() < renewed {
+    for _ in 0..125 {
         assert_eq!(dial(deny).unwrap(), endpoint, "an agent lives");
         thread::sleep(Duration::from_millis(20));
     }
     agent.kill();
     assert_eq!(dial(deny).unwrap(), endpoint, "the lease of the dead agent still runs");
-    let end = Instant::now() + echo::PATIENCE;
-    let denied = loop {
-        let dialled = dial(deny);
-        if dialled.is_err() {
-            break errno(&dialled);
-        }
-        assert!(Instant::now() < end, "the lease does not end");
-        thread::sleep(Duration::from_millis(20));
-    };
-    assert_eq!(denied, EHOSTUNREACH);
+    let denied = until("the lease ends", || dial(deny), Result::is_err);
+    assert_eq!(errno(&denied), EHOSTUNREACH);
     load.goes_on();
     agent.start();
     assert_eq!(dial(deny).unwrap(), endpoint, "the next agent steers again");

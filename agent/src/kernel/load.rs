@@ -92,7 +92,7 @@ fn refused(hook: &Hook, cgroup: &Path, source: io::Error) -> KernelError {
 fn update(pins: &Pins, program: &str, cgroup: u64, fd: BorrowedFd<'_>) -> Result<bool, KernelError> {
     let failed = |source| KernelError::Pin { action: "update", path: pins.link(program), source };
     let Some(link) = pins.open_link(program)? else { return Ok(false) };
-    if sys::link_info(link.as_fd()).map_err(failed)?.is_none_or(|info| info.cgroup != cgroup) {
+    if pins.link_info(program, link.as_fd())?.is_none_or(|info| info.cgroup != cgroup) {
         return Ok(false);
     }
     sys::link_update(link.as_fd(), fd).map_err(failed)?;

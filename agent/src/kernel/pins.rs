@@ -160,6 +160,21 @@ impl Pins {
         open_if_there(&self.link(program))
     }
 
+    /// What a link that was opened here is; `None` for one that is not to a cgroup.
+    pub(super) fn link_info(
+        &self,
+        program: &str,
+        link: BorrowedFd<'_>,
+    ) -> Result<Option<sys::LinkInfo>, KernelError> {
+        sys::link_info(link).map_err(|source| failed("look at", &self.link(program), source))
+    }
+
+    /// The id of a link; `None` where there is none.
+    pub(super) fn link_id(&self, program: &str) -> Result<Option<u32>, KernelError> {
+        let Some(link) = self.open_link(program)? else { return Ok(None) };
+        Ok(self.link_info(program, link.as_fd())?.map(|info| info.id))
+    }
+
     /// Forgets an inner map, if there is one.
     pub(super) fn drop_table(&self, name: &str) -> Result<(), KernelError> {
         remove(&self.root.join("tables").join(name))

@@ -38,6 +38,7 @@ pub(super) struct Left {
 struct LeftLink {
     program: &'static str,
     link: OwnedFd,
+    id: u32,
     pin: Option<PathBuf>,
 }
 
@@ -49,14 +50,15 @@ impl Left {
         for directory in std::iter::once(pins).chain(&left.directories) {
             for Hook { program, .. } in HOOKS {
                 let Some(link) = directory.open_link(program)? else { continue };
-                let pin = directory.link(program);
-                let info = sys::link_info(link.as_fd());
-                let info =
-                    info.map_err(|source| KernelError::Pin { action: "look at", path: pin.clone(), source })?;
-                let Some(info) = info else { continue };
+                let Some(info) = directory.link_info(program, link.as_fd())? else { continue };
                 known.push(info.id);
                 if !std::ptr::eq(directory, pins) && info.cgroup == cgroup {
-                    left.links.push(LeftLink { program, link, pin: Some(pin) });
+                    left.links.push(LeftLink {
+                        program,
+                        link,
+                        id: info.id,
+                        pin: Some(directory.link(program)),
+                    });
                 }
             }
         }
@@ -107,19 +109,18 @@ impl Takeover {
     /// Puts the programs into the links that are left, and removes what is then left over. After an error it can be
     /// called again.
     pub(super) fn run(&self) -> Result<(), KernelError> {
-        for LeftLink { program, link, pin } in &self.left.links {
+        for LeftLink { program, link, id, pin } in &self.left.links {
             let next = self.programs.iter().find(|(name, _)| name == program);
-            match next {
-                Some((name, next)) if !self.pins.link(name).exists() => {
+            match (self.pins.link_id(program)?, next) {
+                // It was taken over before an error.
+                (Some(ours), _) if ours == *id => {}
+                (None, Some((name, next))) => {
                     sys::link_update(link.as_fd(), next.as_fd()).map_err(|source| failed(program, source))?;
                     self.pins.adopt_link(name, link.as_fd(), pin.as_deref())?;
                     self.pins.keep_program(name, next.as_fd())?;
                 }
                 // Another link runs it already, and this one would be a second copy.
-                _ if pin.as_ref().is_none_or(|pin| pin.exists()) => {
-                    sys::link_detach(link.as_fd()).map_err(|source| failed(program, source))?;
-                }
-                _ => {}
+                _ => sys::link_detach(link.as_fd()).map_err(|source| failed(program, source))?,
             }
         }
         for directory in &self.left.directories {
@@ -145,7 +146,7 @@ fn strays(cgroup: u64, known: &[u32]) -> io::Result<Vec<LeftLink>> {
         if let Some(Hook { program, .. }) = hook
             && is_ours(info.program, program)?
         {
-            strays.push(LeftLink { program, link, pin: None });
+            strays.push(LeftLink { program, link, id: info.id, pin: None });
         }
     }
     Ok(strays)

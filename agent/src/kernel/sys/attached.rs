@@ -98,7 +98,7 @@ pub(in super::super) fn attached(cgroup: BorrowedFd<'_>, attach_type: u32) -> io
     struct Query {
         target: u32,
         attach_type: u32,
-        query_flags: u32,
+        flags: u32,
         attach_flags: u32,
         programs: u64,
         count: u32,
