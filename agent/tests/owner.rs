@@ -56,7 +56,10 @@ struct FakeKernel {
 
 impl Publish for FakeKernel {
     fn publish(&mut self, snapshot: &Snapshot) -> Result<(), KernelError> {
-        assert!(self.published.load().generation < snapshot.generation, "readers must not be ahead of the kernel");
+        assert!(
+            self.published.load().generation < snapshot.generation,
+            "readers must not be ahead of the kernel"
+        );
         let refused = self.refuse > 0;
         self.refuse = self.refuse.saturating_sub(1);
         self.diary.write(format!("{} {}", if refused { "refuse" } else { "kernel" }, describe(snapshot)));
@@ -78,7 +81,8 @@ impl Observer for Listener {
 
 /// The names of the Pods with endpoints.
 fn describe(snapshot: &Snapshot) -> String {
-    let endpoints = snapshot.sets.iter().flat_map(|s| &s.revisions).flat_map(|r| r.endpoints.iter().flatten());
+    let endpoints =
+        snapshot.sets.iter().flat_map(|s| &s.revisions).flat_map(|r| r.endpoints.iter().flatten());
     let mut names: Vec<&str> = endpoints.map(|e| e.pod.key.name.as_ref()).collect();
     names.sort_unstable();
     names.join(",")
@@ -102,7 +106,11 @@ fn start(refuse: u32) -> Case {
     let owner = Owner {
         state,
         published: Arc::clone(&published),
-        kernel: Some(Box::new(FakeKernel { diary: diary.clone(), published: Arc::clone(&published), refuse })),
+        kernel: Some(Box::new(FakeKernel {
+            diary: diary.clone(),
+            published: Arc::clone(&published),
+            refuse,
+        })),
         observer: Box::new(Listener(diary.clone())),
         changes: queue,
         configs: new_configs,
