@@ -142,3 +142,84 @@ fn stamps<'p>(
         .map(|selector| (selector.header.clone(), label(&selector.label).and_then(value)));
     std::iter::once((view.revision_header.clone(), value(revision))).chain(selectors).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::{
+        cluster::{Pod, PodKey},
+        config::{GatingMode, HeaderSelector, SelectorMode},
+        gating::{Census, Distribution, Gating},
+        observe::metrics::StrictNoMatch,
+        proxy::Metrics,
+    };
+
+    const REVISION: HeaderName = HeaderName::from_static("x-revision");
+    const SLICE: HeaderName = HeaderName::from_static("x-slice");
+
+    fn view() -> SetView {
+        let selector = HeaderSelector {
+            name: "s".into(),
+            header: SLICE,
+            label: "slice".into(),
+            mode: SelectorMode::Strict,
+        };
+        let gating = Gating { mode: GatingMode::Disabled, required: 1 };
+        SetView {
+            name: "set".into(),
+            mode: gating.mode,
+            revision_header: REVISION,
+            selectors: [selector].into(),
+            roles: ["decode".into()].into(),
+            required: 1,
+            distribution: Distribution::of(&Census::new(1), gating),
+            revisions: Vec::new(),
+        }
+    }
+
+    fn known() -> Target {
+        let pod = Pod {
+            key: PodKey { namespace: "n".into(), name: "p".into(), uid: "u".into() },
+            ips: Vec::new(),
+            node: None,
+            labels: BTreeMap::from([("slice".into(), "1".into())]),
+            active_ports: None,
+            ready: true,
+            terminating: false,
+            host_network: false,
+            created: 0,
+            ports: Vec::new(),
+            cgroup: None,
+        };
+        let endpoint = Endpoint {
+            address: ([127, 0, 0, 1], 1).into(),
+            pod: Arc::new(pod),
+            revision: "a".into(),
+            role: 0,
+            local: true,
+            vitals: Arc::new(Vitals::default()),
+        };
+        let metrics = Metrics::register(
+            &mut prometheus_client::registry::Registry::default(),
+            StrictNoMatch::default(),
+        );
+        let metrics = metrics.listener("decode", &"set".into()).revision(&endpoint.revision);
+        Target::new(Arc::new(endpoint), &view(), metrics)
+    }
+
+    #[test]
+    fn of_a_stranger_only_the_revision_is_told_and_nothing_is_accounted_or_kept() {
+        let known = known();
+        let stranger = known.stranger(([127, 0, 0, 1], 2).into(), &view());
+        let mut headers = HeaderMap::from_iter([(SLICE, HeaderValue::from_static("forged"))]);
+        stranger.stamp(&mut headers);
+        assert_eq!(headers, HeaderMap::from_iter([(REVISION, HeaderValue::from_static("a"))]));
+        assert!(!stranger.is_live(), "no connection is kept and no failure counted");
+        assert!(!Arc::ptr_eq(&stranger.endpoint.vitals, &known.endpoint.vitals));
+        assert!(!Rc::ptr_eq(&stranger.pool, &known.pool));
+        known.stamp(&mut headers);
+        assert_eq!(headers[SLICE], "1");
+    }
+}
