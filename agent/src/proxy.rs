@@ -25,6 +25,7 @@ mod listener;
 pub mod metrics;
 mod reply;
 mod table;
+mod target;
 pub mod tls;
 mod upload;
 mod worker;

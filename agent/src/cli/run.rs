@@ -16,6 +16,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{sync::mpsc, task::JoinSet};
 use tracing::{error, info, warn};
 
@@ -69,9 +70,19 @@ pub fn run(args: &Args, _out: &mut Output) -> Result<Exit, Failure> {
     if !loaded.ignored_plugins.is_empty() {
         info!(types = %loaded.ignored_plugins.join(", "), "plugin entries of other types are left alone");
     }
+    raise_file_limit();
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
     runtime.block_on(serve(&args.file, Arc::new(loaded.config)))
+}
+
+/// Takes all the open files that the system allows: two per request in flight, where the usual 1024 would be the
+/// limit long before `http.maxConnections`.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        warn!(%error, ?limit, "the limit of open files cannot be raised");
+    }
 }
 
 #[expect(clippy::disallowed_methods, reason = "the clocks of the agent start with it")]

@@ -8,7 +8,28 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use revgate_common::pick;
 
-use crate::snapshot::{Breaker, Endpoint, vitals::Admission};
+use crate::{
+    config::SelectorMode,
+    snapshot::{Breaker, Endpoint, vitals::Admission},
+};
+
+/// A Pod label that a request asks for, by the header of a selector.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Want {
+    /// The label.
+    pub(super) label: Arc<str>,
+    /// Its value.
+    pub(super) value: Box<str>,
+    /// Whether no other will do.
+    pub(super) mode: SelectorMode,
+}
+
+impl Want {
+    /// Whether the endpoint's Pod has the label with that value.
+    pub(super) fn is_met_by(&self, endpoint: &Endpoint) -> bool {
+        endpoint.pod.labels.get(&self.label).is_some_and(|value| **value == *self.value)
+    }
+}
 
 /// What an endpoint is chosen from.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +40,8 @@ pub(super) struct Candidates<'a> {
     pub(super) local: &'a [Arc<Endpoint>],
     /// Those that this request has tried already.
     pub(super) tried: &'a [Arc<Endpoint>],
+    /// The labels that it asks for.
+    pub(super) wants: &'a [Want],
 }
 
 /// How it is chosen.
@@ -39,6 +62,8 @@ pub(super) struct Rules {
 pub(super) enum Unavailable {
     /// There is none.
     NoEndpoint,
+    /// None has the labels that are wanted.
+    NoneMatches,
     /// All were tried.
     AllTried,
     /// All that are left rest.
@@ -50,14 +75,14 @@ impl<'a> Candidates<'a> {
     pub(super) fn choose(self, rules: Rules) -> Result<&'a Arc<Endpoint>, Unavailable> {
         let [local_first, local_second, first, second] = rules.draws;
         let local = if rules.local_factor > 0.0 && !self.local.is_empty() {
-            self.lesser(self.local, local_first, local_second, rules)
+            self.best(self.local, local_first, local_second, rules)
         } else {
             None
         };
         if let Some(probe) = local.filter(|endpoint| endpoint.vitals.is_open()) {
             return Ok(probe);
         }
-        let any = self.lesser(self.all, first, second, rules);
+        let any = self.best(self.all, first, second, rules);
         if let Some(probe) = any.filter(|endpoint| endpoint.vitals.is_open()) {
             return Ok(probe);
         }
@@ -67,25 +92,44 @@ impl<'a> Candidates<'a> {
                 Ok(if load(local) <= rules.local_factor * load(any) { local } else { any })
             }
             (Some(endpoint), None) | (None, Some(endpoint)) => Ok(endpoint),
-            (None, None) if self.all.iter().any(|e| !self.was_tried(e)) => Err(Unavailable::BreakersOpen),
+            (None, None) if self.are_left() => Err(Unavailable::BreakersOpen),
             (None, None) if self.all.is_empty() => Err(Unavailable::NoEndpoint),
+            (None, None) if !self.all.iter().any(|e| self.fits(e, false)) => Err(Unavailable::NoneMatches),
             (None, None) => Err(Unavailable::AllTried),
         }
     }
 
-    /// The less busy of two that may be used; the only one; or none.
-    fn lesser(
+    /// Whether there are more than those tried.
+    pub(super) fn are_left(self) -> bool {
+        self.all.iter().any(|endpoint| self.fits(endpoint, false) && !self.was_tried(endpoint))
+    }
+
+    /// The less busy of two, those that are preferred first.
+    fn best(
         self,
         from: &'a [Arc<Endpoint>],
         first: u32,
         second: u32,
         rules: Rules,
     ) -> Option<&'a Arc<Endpoint>> {
-        let first = self.usable(from, first, None, rules)?;
+        let prefers = self.wants.iter().any(|want| want.mode == SelectorMode::Prefer);
+        let preferred = if prefers { self.lesser(from, true, [first, second], rules) } else { None };
+        preferred.or_else(|| self.lesser(from, false, [first, second], rules))
+    }
+
+    /// The less busy of two that may be used; the only one; or none.
+    fn lesser(
+        self,
+        from: &'a [Arc<Endpoint>],
+        preferred: bool,
+        [first, second]: [u32; 2],
+        rules: Rules,
+    ) -> Option<&'a Arc<Endpoint>> {
+        let first = self.usable(from, preferred, first, None, rules)?;
         if first.vitals.is_open() {
             return Some(first);
         }
-        match self.usable(from, second, Some(first), rules) {
+        match self.usable(from, preferred, second, Some(first), rules) {
             Some(second) if load(second) < load(first) => Some(second),
             _ => Some(first),
         }
@@ -95,24 +139,40 @@ impl<'a> Candidates<'a> {
     fn usable(
         self,
         from: &'a [Arc<Endpoint>],
+        preferred: bool,
         draw: u32,
         but: Option<&Arc<Endpoint>>,
         rules: Rules,
     ) -> Option<&'a Arc<Endpoint>> {
-        let count = u32::try_from(from.len()).unwrap_or(u32::MAX);
-        let (before, after) = from.split_at_checked(pick::index(draw, count) as usize)?;
-        after.iter().chain(before).find(|endpoint| {
-            !but.is_some_and(|but| Arc::ptr_eq(but, endpoint))
-                && !self.was_tried(endpoint)
-                && match endpoint.vitals.admission(rules.now) {
-                    Admission::Closed => true,
-                    // A second candidate that loses the comparison must not use up the probe.
-                    Admission::ProbeDue => {
-                        but.is_none() && endpoint.vitals.claim_probe(rules.now, rules.breaker)
-                    }
-                    Admission::Open => false,
-                }
-        })
+        let place = |of: usize| pick::index(draw, u32::try_from(of).unwrap_or(u32::MAX)) as usize;
+        let may = |endpoint: &&Arc<Endpoint>| self.may_use(endpoint, but, rules);
+        if self.wants.is_empty() {
+            let (before, after) = from.split_at_checked(place(from.len()))?;
+            return after.iter().chain(before).find(may);
+        }
+        // A place among those that fit: the one behind a row of others must not get their share.
+        let fitting = || from.iter().filter(|endpoint| self.fits(endpoint, preferred));
+        let place = place(fitting().count());
+        fitting().skip(place).chain(fitting().take(place)).find(may)
+    }
+
+    fn may_use(self, endpoint: &Arc<Endpoint>, but: Option<&Arc<Endpoint>>, rules: Rules) -> bool {
+        !but.is_some_and(|but| Arc::ptr_eq(but, endpoint))
+            && !self.was_tried(endpoint)
+            && match endpoint.vitals.admission(rules.now) {
+                Admission::Closed => true,
+                // A second candidate that loses the comparison must not use up the probe.
+                Admission::ProbeDue => but.is_none() && endpoint.vitals.claim_probe(rules.now, rules.breaker),
+                Admission::Open => false,
+            }
+    }
+
+    /// Whether it has the labels that are wanted, those included that are only preferred.
+    fn fits(self, endpoint: &Endpoint, preferred: bool) -> bool {
+        self.wants
+            .iter()
+            .filter(|want| preferred || want.mode == SelectorMode::Strict)
+            .all(|want| want.is_met_by(endpoint))
     }
 
     fn was_tried(self, endpoint: &Endpoint) -> bool {
@@ -142,7 +202,7 @@ mod tests {
                 key: PodKey { namespace: "n".into(), name: "p".into(), uid: port.to_string().into() },
                 ips: Vec::new(),
                 node: None,
-                labels: BTreeMap::new(),
+                labels: BTreeMap::from([("slice".into(), (port % 2).to_string().into())]),
                 active_ports: None,
                 ready: true,
                 terminating: false,
@@ -173,7 +233,7 @@ mod tests {
 
     fn choose(all: &[Arc<Endpoint>], tried: &[Arc<Endpoint>], rules: Rules) -> Result<u16, Unavailable> {
         let local: Vec<_> = all.iter().filter(|e| e.local).cloned().collect();
-        Candidates { all, local: &local, tried }.choose(rules).map(|e| e.address.port())
+        Candidates { all, local: &local, tried, wants: &[] }.choose(rules).map(|e| e.address.port())
     }
 
     /// A draw that falls on an index.
@@ -251,5 +311,45 @@ mod tests {
         }
         let loads: Vec<u32> = all.iter().map(|e| e.vitals.outstanding.load(Relaxed)).collect();
         assert!(loads.iter().all(|load| (45..=54).contains(load)), "{loads:?}");
+    }
+
+    fn choose_with(
+        all: &[Arc<Endpoint>],
+        want: (&str, SelectorMode),
+        rules: Rules,
+    ) -> Result<u16, Unavailable> {
+        let wants = [Want { label: "slice".into(), value: want.0.into(), mode: want.1 }];
+        let local: Vec<_> = all.iter().filter(|e| e.local).cloned().collect();
+        let candidates = Candidates { all, local: &local, tried: &[], wants: &wants };
+        candidates.choose(rules).map(|e| e.address.port())
+    }
+
+    #[test]
+    fn a_strict_label_leaves_only_those_that_have_it_each_with_an_equal_share() {
+        let all = endpoints(6, |_| false);
+        for (index, port) in [1, 3, 5].into_iter().enumerate() {
+            let draw = at(u32::try_from(index).unwrap(), 3);
+            assert_eq!(choose_with(&all, ("1", SelectorMode::Strict), rules(draw, draw)), Ok(port));
+        }
+        let none = choose_with(&all, ("2", SelectorMode::Strict), rules(0, 0));
+        assert_eq!(none, Err(Unavailable::NoneMatches));
+        for port in [1, 3, 5] {
+            all[port].vitals.failed(0, BREAKER);
+        }
+        let resting = choose_with(&all, ("1", SelectorMode::Strict), rules(0, 0));
+        assert_eq!(resting, Err(Unavailable::BreakersOpen), "no other takes their place");
+    }
+
+    #[test]
+    fn a_preferred_label_comes_first_after_this_node_and_any_other_will_do() {
+        let all = endpoints(4, |port| port == 0);
+        let prefer = |value| choose_with(&all, (value, SelectorMode::Prefer), rules(0, 0));
+        assert_eq!(prefer("1"), Ok(0), "this node first");
+        busy(&all[0], 9);
+        assert_eq!(prefer("1"), Ok(1));
+        assert!(prefer("2").is_ok(), "nobody has it");
+        all[1].vitals.failed(0, BREAKER);
+        all[3].vitals.failed(0, BREAKER);
+        assert_eq!(prefer("1"), Ok(2), "those that have it rest");
     }
 }

@@ -28,12 +28,40 @@ use crate::kernel::Pinner;
 /// Why there is no connection.
 #[derive(Debug)]
 pub(super) enum DialError {
-    /// The agent's own trouble: nobody was dialled.
-    Socket(io::Error),
-    /// Refused, unreachable, or broken on the way.
-    Connect(io::Error),
+    /// The agent's own trouble, such as no more ports or files: no endpoint is to blame.
+    Local(io::Error),
+    /// The kernel programs refuse whatever the pin allows.
+    Denied(io::Error),
+    /// The endpoint refused, or cannot be reached.
+    Endpoint(io::Error),
     /// Not accepted in time.
     Timeout,
+}
+
+impl DialError {
+    /// What the way to an endpoint came to.
+    fn of(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(
+                libc::ECONNREFUSED
+                | libc::ECONNRESET
+                | libc::ETIMEDOUT
+                | libc::EHOSTDOWN
+                | libc::EHOSTUNREACH
+                | libc::ENETUNREACH,
+            ) => Self::Endpoint(error),
+            _ => Self::Local(error),
+        }
+    }
+
+    /// What the call itself came to. No packet has been answered by then, so on the way to an anchor these two are
+    /// the words of the programs (`revgate_common::decide::errno`).
+    fn at_once(error: io::Error, steered: bool) -> Self {
+        match error.raw_os_error() {
+            Some(libc::ECONNREFUSED | libc::EHOSTUNREACH) if steered => Self::Denied(error),
+            _ => Self::of(error),
+        }
+    }
 }
 
 /// A connection, and the endpoint at its other end where the kernel did not leave it at the chosen one.
@@ -53,7 +81,7 @@ pub(super) async fn dial(
 ) -> Result<Dialled, DialError> {
     let endpoint = chosen.target.endpoint.address;
     let destination = pinner.destination(place.set, place.role, endpoint);
-    let socket = socket(endpoint).map_err(DialError::Socket)?;
+    let socket = socket(endpoint).map_err(DialError::Local)?;
     let pin = layout::Pin {
         endpoint: endpoint.into(),
         kind: layout::PIN_REVISION,
@@ -61,25 +89,26 @@ pub(super) async fn dial(
         slot: chosen.slot,
         epoch: chosen.epoch,
     };
-    pinner.pin(socket.as_fd(), &pin).map_err(DialError::Socket)?;
-    let stream = match tokio::time::timeout(timeout, connect(socket, destination)).await {
-        Ok(stream) => stream.map_err(DialError::Connect)?,
-        Err(_) => return Err(DialError::Timeout),
-    };
-    // With the endpoint's own address as the destination there was nothing to choose.
-    let elsewhere = if destination == endpoint {
-        None
-    } else {
-        let peer = stream.peer_addr().map_err(DialError::Connect)?;
+    pinner.pin(socket.as_fd(), &pin).map_err(DialError::Local)?;
+    // With the endpoint's own address as the destination there is nothing for the kernel to choose.
+    let steered = destination != endpoint;
+    let stream = tokio::time::timeout(timeout, connect(socket, destination, steered))
+        .await
+        .unwrap_or(Err(DialError::Timeout))?;
+    let elsewhere = if steered {
+        // It has connected, so an error is that it was reset since.
+        let peer = stream.peer_addr().map_err(DialError::Endpoint)?;
         let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
         (peer != endpoint).then_some(peer)
+    } else {
+        None
     };
     let received = Rc::new(Cell::new(false));
     let tap = Tap { stream, received: Rc::clone(&received) };
     let (sender, connection) = hyper::client::conn::http1::Builder::new()
         .handshake(TokioIo::new(tap))
         .await
-        .map_err(|error| DialError::Connect(io::Error::other(error)))?;
+        .map_err(|error| DialError::Local(io::Error::other(error)))?;
     Ok(Dialled { link: Box::new(Link::new(sender, connection, received)), elsewhere })
 }
 
@@ -101,16 +130,16 @@ fn socket(endpoint: SocketAddr) -> io::Result<Socket> {
 }
 
 /// Connects without blocking the worker.
-async fn connect(socket: Socket, to: SocketAddr) -> io::Result<TcpStream> {
+async fn connect(socket: Socket, to: SocketAddr, steered: bool) -> Result<TcpStream, DialError> {
     match socket.connect(&SockAddr::from(to)) {
         Ok(()) => {}
         Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
-        Err(error) => return Err(error),
+        Err(error) => return Err(DialError::at_once(error, steered)),
     }
-    let stream = TcpStream::from_std(socket.into())?;
-    stream.writable().await?;
-    match stream.take_error()? {
-        Some(error) => Err(error),
+    let stream = TcpStream::from_std(socket.into()).map_err(DialError::Local)?;
+    stream.writable().await.map_err(DialError::Local)?;
+    match stream.take_error().map_err(DialError::Local)? {
+        Some(error) => Err(DialError::of(error)),
         None => Ok(stream),
     }
 }
@@ -164,6 +193,8 @@ impl AsyncWrite for Tap {
 
 #[cfg(test)]
 mod tests {
+    use revgate_common::{counter::Counter, decide};
+
     use super::*;
 
     #[tokio::test]
@@ -171,15 +202,49 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let socket = socket("[::1]:8000".parse().unwrap()).unwrap();
-        let stream = connect(socket, format!("[::ffff:127.0.0.1]:{port}").parse().unwrap()).await.unwrap();
+        let mapped = format!("[::ffff:127.0.0.1]:{port}").parse().unwrap();
+        let stream = connect(socket, mapped, true).await.unwrap();
         assert_eq!(stream.peer_addr().unwrap().ip().to_canonical(), listener.local_addr().unwrap().ip());
         assert!(stream.nodelay().unwrap());
     }
 
     #[tokio::test]
-    async fn a_refused_connection_is_an_error() {
+    async fn a_refused_connection_is_the_endpoints_word_even_behind_an_anchor() {
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let error = connect(socket(nobody).unwrap(), nobody).await.unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+        for steered in [false, true] {
+            let error = connect(socket(nobody).unwrap(), nobody, steered).await.unwrap_err();
+            assert!(matches!(error, DialError::Endpoint(_)), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_a_peer_does_is_an_endpoints_fault() {
+        let of = |number| DialError::of(io::Error::from_raw_os_error(number));
+        for peer in
+            [libc::ECONNREFUSED, libc::ECONNRESET, libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETUNREACH]
+        {
+            assert!(matches!(of(peer), DialError::Endpoint(_)), "{peer}");
+        }
+        for local in [
+            libc::EADDRNOTAVAIL,
+            libc::ENOBUFS,
+            libc::ENOMEM,
+            libc::EMFILE,
+            libc::EACCES,
+            libc::EPERM,
+            libc::EINVAL,
+        ] {
+            assert!(matches!(of(local), DialError::Local(_)), "{local}");
+        }
+    }
+
+    #[test]
+    fn what_the_programs_refuse_is_nobodys_fault() {
+        let at_once = |number, steered| DialError::at_once(io::Error::from_raw_os_error(number), steered);
+        for denied in [Counter::DeniedStalePin, Counter::DeniedNoEndpoint, Counter::DeniedFence] {
+            assert!(matches!(at_once(decide::errno(denied), true), DialError::Denied(_)), "{denied:?}");
+        }
+        assert!(matches!(at_once(libc::EHOSTUNREACH, false), DialError::Endpoint(_)));
+        assert!(matches!(at_once(libc::EADDRNOTAVAIL, true), DialError::Local(_)));
     }
 }

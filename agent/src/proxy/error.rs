@@ -27,6 +27,18 @@ pub enum ProxyError {
         /// The role.
         role: Arc<str>,
     },
+    /// No endpoint has the labels that a strict selector's header asks for.
+    #[error("no endpoint of the revision in role {role:?} has the labels that the request's headers ask for")]
+    NoMatchingEndpoint {
+        /// The role.
+        role: Arc<str>,
+    },
+    /// All were tried.
+    #[error("no endpoint of the revision is left to try: {last}")]
+    NoEndpointLeft {
+        /// Why the last try failed.
+        last: Box<ProxyError>,
+    },
     /// Every endpoint failed too often of late.
     #[error("every endpoint of the revision in role {role:?} failed repeatedly and is being rested")]
     BreakersOpen {
@@ -63,12 +75,20 @@ pub enum ProxyError {
         /// The limit in bytes.
         limit: u64,
     },
-    /// A socket could not be made or pinned: the agent's own trouble, nobody was dialled.
-    #[error("a socket for endpoint {address} cannot be made or pinned: {source}")]
-    Socket {
+    /// This machine cannot make the connection (no more files, ports or memory): no endpoint is to blame.
+    #[error("this agent cannot connect to endpoint {address}: {source}")]
+    Local {
         /// The endpoint.
         address: SocketAddr,
         /// What the system said.
+        source: io::Error,
+    },
+    /// The kernel programs allow no connection to the revision and role: their tables are ahead of the agent's.
+    #[error("the kernel programs refused a connection to the revision (endpoint {address}): {source}")]
+    KernelDenied {
+        /// The endpoint chosen.
+        address: SocketAddr,
+        /// What the programs said.
         source: io::Error,
     },
     /// No connection to an endpoint, after all tries.
@@ -99,7 +119,7 @@ pub enum ProxyError {
         /// The endpoint.
         address: SocketAddr,
     },
-    /// The head of the response did not come in time.
+    /// The head of the response did not come in time, or the endpoint stopped reading the request.
     #[error("endpoint {address} did not answer in time (http.responseTimeout)")]
     ResponseTimeout {
         /// The endpoint.
@@ -118,6 +138,10 @@ pub enum Reason {
     RevisionNotEligible,
     /// See [`ProxyError::NoEndpoint`].
     NoEndpoint,
+    /// See [`ProxyError::NoMatchingEndpoint`].
+    NoMatchingEndpoint,
+    /// See [`ProxyError::NoEndpointLeft`].
+    NoEndpointLeft,
     /// See [`ProxyError::BreakersOpen`].
     BreakersOpen,
     /// See [`ProxyError::Overloaded`].
@@ -132,8 +156,10 @@ pub enum Reason {
     RequestTimeout,
     /// See [`ProxyError::BodyTooLarge`].
     BodyTooLarge,
-    /// See [`ProxyError::Socket`].
+    /// See [`ProxyError::Local`].
     LocalError,
+    /// See [`ProxyError::KernelDenied`].
+    KernelDenied,
     /// See [`ProxyError::Unreachable`].
     EndpointUnreachable,
     /// See [`ProxyError::ConnectTimeout`].
@@ -148,11 +174,13 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in index order.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
         Self::NotSynced,
         Self::NoEligibleRevision,
         Self::RevisionNotEligible,
         Self::NoEndpoint,
+        Self::NoMatchingEndpoint,
+        Self::NoEndpointLeft,
         Self::BreakersOpen,
         Self::Overloaded,
         Self::ConflictingRevision,
@@ -161,6 +189,7 @@ impl Reason {
         Self::RequestTimeout,
         Self::BodyTooLarge,
         Self::LocalError,
+        Self::KernelDenied,
         Self::EndpointUnreachable,
         Self::ConnectTimeout,
         Self::EndpointReset,
@@ -176,6 +205,8 @@ impl Reason {
             Self::NoEligibleRevision => "no-eligible-revision",
             Self::RevisionNotEligible => "revision-not-eligible",
             Self::NoEndpoint => "no-endpoint",
+            Self::NoMatchingEndpoint => "no-matching-endpoint",
+            Self::NoEndpointLeft => "no-endpoint-left",
             Self::BreakersOpen => "breakers-open",
             Self::Overloaded => "overloaded",
             Self::ConflictingRevision => "conflicting-revision",
@@ -184,6 +215,7 @@ impl Reason {
             Self::RequestTimeout => "request-timeout",
             Self::BodyTooLarge => "body-too-large",
             Self::LocalError => "local-error",
+            Self::KernelDenied => "kernel-denied",
             Self::EndpointUnreachable => "endpoint-unreachable",
             Self::ConnectTimeout => "connect-timeout",
             Self::EndpointReset => "endpoint-reset",
@@ -200,13 +232,16 @@ impl Reason {
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::LocalError => StatusCode::INTERNAL_SERVER_ERROR,
             Self::NotSynced
             | Self::NoEligibleRevision
             | Self::RevisionNotEligible
             | Self::NoEndpoint
+            | Self::NoMatchingEndpoint
+            | Self::NoEndpointLeft
             | Self::BreakersOpen
-            | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+            | Self::Overloaded
+            | Self::LocalError
+            | Self::KernelDenied => StatusCode::SERVICE_UNAVAILABLE,
             Self::EndpointUnreachable | Self::EndpointReset | Self::BadResponse => StatusCode::BAD_GATEWAY,
             Self::ConnectTimeout | Self::ResponseTimeout => StatusCode::GATEWAY_TIMEOUT,
         }
@@ -222,6 +257,8 @@ impl ProxyError {
             Self::NoEligibleRevision => Reason::NoEligibleRevision,
             Self::RevisionNotEligible => Reason::RevisionNotEligible,
             Self::NoEndpoint { .. } => Reason::NoEndpoint,
+            Self::NoMatchingEndpoint { .. } => Reason::NoMatchingEndpoint,
+            Self::NoEndpointLeft { .. } => Reason::NoEndpointLeft,
             Self::BreakersOpen { .. } => Reason::BreakersOpen,
             Self::Overloaded { .. } => Reason::Overloaded,
             Self::ConflictingRevision { .. } => Reason::ConflictingRevision,
@@ -229,7 +266,8 @@ impl ProxyError {
             Self::Connect => Reason::MethodNotAllowed,
             Self::ClientStalled => Reason::RequestTimeout,
             Self::BodyTooLarge { .. } => Reason::BodyTooLarge,
-            Self::Socket { .. } => Reason::LocalError,
+            Self::Local { .. } => Reason::LocalError,
+            Self::KernelDenied { .. } => Reason::KernelDenied,
             Self::Unreachable { .. } => Reason::EndpointUnreachable,
             Self::ConnectTimeout { .. } => Reason::ConnectTimeout,
             Self::Broken { .. } => Reason::EndpointReset,

@@ -1,8 +1,10 @@
 //! One request from its head to its response's head: choose, connect, send, and try again where that is safe.
 //!
-//! Safe (H6) is what no endpoint has seen: a connection that could not be made, or an idle one that its endpoint
-//! closed as it was used again. Both go to another endpoint of the same revision, where there is one. What an
-//! endpoint may have begun to work on is never sent twice.
+//! Tried again (H6) is a connection that could not be made, and a reset at once, before any byte of a response, on a
+//! connection that lay idle. The latter is nearly always the endpoint closing it in the very moment that it is used
+//! again; that the endpoint has read the request nevertheless cannot be told, which is why it must come within
+//! [`AT_ONCE`]. Either goes to another endpoint of the same revision, where there is one. The reset of a fresh
+//! connection is the client's answer: the endpoint may have begun to work.
 
 use std::{rc::Rc, sync::Arc, sync::atomic::Ordering::Relaxed};
 
@@ -12,7 +14,7 @@ use hyper::body::Incoming;
 
 use super::{
     access::Access,
-    choose::Rules,
+    choose::{Rules, Want},
     client::Client,
     dial::{self, DialError},
     error::ProxyError,
@@ -21,9 +23,17 @@ use super::{
     listener::Listener,
     reply::{InFlight, Lease, ReplyBody, refusal},
     table::{Chosen, Place},
+    target::Target,
     upload::{KEPT, Progress, RequestBody, Upload},
 };
-use crate::{config::HttpConfig, snapshot::Endpoint};
+use crate::{
+    config::{HttpConfig, SelectorMode},
+    snapshot::Endpoint,
+};
+
+/// How soon after it was sent a request may be sent again, milliseconds. An engine that closes an idle connection
+/// does so within a round trip; one that worked on the request first took longer.
+const AT_ONCE: u64 = 1000;
 
 /// Answers one request, by an endpoint or with the reason why not.
 pub(super) async fn respond(
@@ -64,11 +74,12 @@ struct Answer {
     response: Response<Incoming>,
     link: Box<Link>,
     lease: Lease,
+    upload: Option<Rc<Upload>>,
 }
 
 impl Answer {
     fn into_response(self, listener: &Listener, mut in_flight: InFlight) -> Response<ReplyBody> {
-        let Self { response, link, lease } = self;
+        let Self { response, link, lease, upload } = self;
         let (mut parts, incoming) = response.into_parts();
         lease.target.metrics.served(parts.status);
         let good = !parts.status.is_server_error();
@@ -83,7 +94,7 @@ impl Answer {
         }
         headers::to_client(&mut parts);
         lease.target.stamp(&mut parts.headers);
-        Response::from_parts(parts, ReplyBody::streamed(incoming, link, lease, good, in_flight))
+        Response::from_parts(parts, ReplyBody::streamed(incoming, link, lease, upload, good, in_flight))
     }
 }
 
@@ -94,6 +105,10 @@ struct Attempts<'a> {
     place: Place,
     /// `None`: any.
     revision: Option<Arc<str>>,
+    /// The labels that it asks for.
+    wants: Vec<Want>,
+    /// It names no host.
+    hostless: bool,
     upload: Option<Rc<Upload>>,
     /// Do not use a pooled connection.
     fresh: bool,
@@ -115,15 +130,16 @@ async fn forward(
 ) -> Result<Answer, ProxyError> {
     let worker = &listener.worker;
     let (mut parts, body) = request.into_parts();
-    let (place, revision) = {
+    let (place, revision, wants, hostless) = {
         let mut table = listener.table.borrow_mut();
         table.refresh(&worker.shared.published);
-        let (Some(place), Some(header)) = (table.place(), table.revision_header()) else {
+        let (Some(place), Some((header, selectors))) = (table.place(), table.headers()) else {
             return Err(ProxyError::NotSynced);
         };
-        let revision = table.revision(headers::ask(&parts.headers, &header)?, worker.draw())?;
-        headers::to_endpoint(&mut parts, &header)?;
-        (place, revision)
+        let revision = table.revision(headers::ask(&parts.headers, header)?, worker.draw())?;
+        let wants = headers::wants(&parts.headers, selectors)?;
+        let has_host = headers::to_endpoint(&mut parts, header, selectors)?;
+        (place, revision, wants, !has_host)
     };
     let upload = if body.is_end_stream() {
         None
@@ -141,6 +157,8 @@ async fn forward(
         http,
         place,
         revision,
+        wants,
+        hostless,
         upload,
         fresh,
         tried: Vec::new(),
@@ -183,25 +201,29 @@ impl Attempts<'_> {
             if let Some(upload) = &self.upload {
                 upload.keep.set(reused);
             }
+            if self.hostless {
+                headers::name_host(&mut head.headers, lease.target.endpoint.address);
+            }
+            let sent = worker.ticker.now();
             let request = Request::from_parts(head, self.body());
             let error = match link.exchange(request, self.upload.as_deref(), patience).await {
                 Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                     self.listener.failed(&lease.target);
                     return Err(ProxyError::BadResponse { address: lease.target.endpoint.address });
                 }
-                Ok(response) => return Ok(Answer { response, link, lease }),
+                Ok(response) => return Ok(Answer { response, link, lease, upload: self.upload }),
                 Err(error) => error,
             };
             head = match (error, spare) {
                 (ExchangeError::NotSent(request), _) => {
                     if !reused {
                         let gone = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
-                        self.unreachable(&lease, DialError::Connect(gone))?;
+                        self.unreachable(&lease, DialError::Endpoint(gone))?;
                     }
                     self.fresh = true;
                     request.into_parts().0
                 }
-                (ExchangeError::NoResponse(error), Some(spare)) if self.can_restart() => {
+                (ExchangeError::NoResponse(error), Some(spare)) if self.can_restart(sent) => {
                     let endpoint = &lease.target.endpoint;
                     self.stale = Some(Arc::clone(endpoint));
                     // Whatever else lies idle may be as stale.
@@ -214,7 +236,7 @@ impl Attempts<'_> {
         }
     }
 
-    /// Chooses an endpoint; when all were tried, the reason of the last failure stands.
+    /// Chooses an endpoint that was not tried.
     fn choose(&mut self) -> Result<Chosen, ProxyError> {
         let worker = &self.listener.worker;
         let mut table = self.listener.table.borrow_mut();
@@ -228,15 +250,15 @@ impl Attempts<'_> {
         let revision = self.revision.as_deref();
         if let Some(stale) = self.stale.take() {
             self.tried.push(stale);
-            let another = table.choose(revision, &self.tried, rules);
+            let another = table.choose(revision, &self.tried, &self.wants, rules);
             self.tried.pop();
             if let Ok(Some(another)) = another {
                 return Ok(another);
             }
         }
-        match table.choose(revision, &self.tried, rules)? {
+        match table.choose(revision, &self.tried, &self.wants, rules)? {
             Some(chosen) => Ok(chosen),
-            None => Err(self.last.take().unwrap_or(ProxyError::NotSynced)),
+            None => Err(self.last.take().map_or(ProxyError::NotSynced, none_left)),
         }
     }
 
@@ -244,21 +266,34 @@ impl Attempts<'_> {
     async fn dial(&mut self, chosen: &Chosen, lease: &mut Lease) -> Result<Option<Box<Link>>, ProxyError> {
         let listener = self.listener;
         listener.metrics.dials.inc();
-        match dial::dial(&listener.worker.pinner, self.place, chosen, self.http.connect_timeout).await {
-            Ok(dialled) => {
-                if let Some(address) = dialled.elsewhere {
-                    listener.metrics.repicked.inc();
-                    let mut table = listener.table.borrow_mut();
-                    table.refresh(&listener.worker.shared.published);
-                    // The kernel may be ahead of the snapshot: the revision is right all the same.
-                    if let Some(target) = table.at_address(&chosen.target.endpoint.revision, address) {
-                        *lease = Lease::new(target);
-                    }
-                }
-                Ok(Some(dialled.link))
+        let dialled =
+            match dial::dial(&listener.worker.pinner, self.place, chosen, self.http.connect_timeout).await {
+                Ok(dialled) => dialled,
+                Err(error) => return self.unreachable(lease, error).map(|()| None),
+            };
+        if let Some(address) = dialled.elsewhere {
+            listener.metrics.repicked.inc();
+            let landed = {
+                let mut table = listener.table.borrow_mut();
+                table.refresh(&listener.worker.shared.published);
+                table.landed(&chosen.target, address).ok_or(ProxyError::NotSynced)?
+            };
+            // The kernel knows of revisions and roles, and of no other label.
+            if !self.will_do(&landed) {
+                let role = listener.table.borrow().role();
+                self.tried.push(Arc::clone(&chosen.target.endpoint));
+                self.again(ProxyError::NoMatchingEndpoint { role })?;
+                return Ok(None);
             }
-            Err(error) => self.unreachable(lease, error).map(|()| None),
+            *lease = Lease::new(landed);
         }
+        Ok(Some(dialled.link))
+    }
+
+    /// Whether an endpoint that was not asked for has every label that is wanted strictly.
+    fn will_do(&self, target: &Target) -> bool {
+        let mut strict = self.wants.iter().filter(|want| want.mode == SelectorMode::Strict);
+        strict.all(|want| target.is_live() && want.is_met_by(&target.endpoint))
     }
 
     /// An endpoint could not be reached: another may be.
@@ -266,8 +301,9 @@ impl Attempts<'_> {
         let endpoint = &lease.target.endpoint;
         let address = endpoint.address;
         let error = match error {
-            DialError::Socket(source) => return Err(ProxyError::Socket { address, source }),
-            DialError::Connect(source) => ProxyError::Unreachable { address, source },
+            DialError::Local(source) => return Err(ProxyError::Local { address, source }),
+            DialError::Denied(source) => return Err(ProxyError::KernelDenied { address, source }),
+            DialError::Endpoint(source) => ProxyError::Unreachable { address, source },
             DialError::Timeout => ProxyError::ConnectTimeout { address },
         };
         self.listener.failed(&lease.target);
@@ -277,7 +313,11 @@ impl Attempts<'_> {
 
     /// Uses up one more try.
     fn again(&mut self, error: ProxyError) -> Result<(), ProxyError> {
-        let Some(left) = self.left.checked_sub(1) else { return Err(error) };
+        let Some(left) = self.left.checked_sub(1) else {
+            let table = self.listener.table.borrow();
+            let others = table.has_others(self.revision.as_deref(), &self.tried, &self.wants);
+            return Err(if others { error } else { none_left(error) });
+        };
         self.left = left;
         self.last = Some(error);
         self.listener.metrics.retries.inc();
@@ -305,8 +345,10 @@ impl Attempts<'_> {
         error
     }
 
-    fn can_restart(&self) -> bool {
-        self.upload.as_ref().is_none_or(|upload| upload.can_restart())
+    /// Whether a request sent at that time, of which nothing came back, may be sent again.
+    fn can_restart(&self, sent: u64) -> bool {
+        let took = self.listener.worker.shared.clock.millis().saturating_sub(sent);
+        took < AT_ONCE && self.upload.as_ref().is_none_or(|upload| upload.can_restart())
     }
 
     fn body(&self) -> RequestBody {
@@ -315,4 +357,9 @@ impl Attempts<'_> {
             Some(upload) => RequestBody::Upload { upload: Rc::clone(upload), sent: 0 },
         }
     }
+}
+
+/// Every endpoint was tried, the last one with this outcome.
+fn none_left(last: ProxyError) -> ProxyError {
+    ProxyError::NoEndpointLeft { last: Box::new(last) }
 }

@@ -1,5 +1,7 @@
 //! What a request's headers ask for, and which headers stay on one hop (H3, H12, G6).
 
+use std::net::SocketAddr;
+
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Uri, Version,
     header::{
@@ -9,9 +11,9 @@ use http::{
     request, response,
 };
 
-use super::error::ProxyError;
+use super::{choose::Want, error::ProxyError};
 use crate::{
-    config::{DECISION_HEADER, REASON_HEADER},
+    config::{DECISION_HEADER, HeaderSelector, REASON_HEADER},
     gating::Ask,
 };
 
@@ -34,8 +36,13 @@ const NOT_FOR_ENGINES: [HeaderName; 5] = [
 
 /// What a request says about its revision. A name wins over a decision id; empty values count as absent.
 pub(super) fn ask<'h>(headers: &'h HeaderMap, revision_header: &HeaderName) -> Result<Ask<'h>, ProxyError> {
-    if let Some(name) = revision(headers, revision_header)? {
-        return Ok(Ask::Named(name));
+    match one_value(headers, revision_header) {
+        Ok(Some(name)) => return Ok(Ask::Named(name)),
+        Ok(None) => {}
+        Err(NotOne::NoText) => return Err(ProxyError::BadRequest("the revision header is not text")),
+        Err(NotOne::Several) => {
+            return Err(ProxyError::ConflictingRevision { header: revision_header.clone() });
+        }
     }
     Ok(match headers.get(DECISION_HEADER).map(HeaderValue::as_bytes) {
         Some(id) if !id.is_empty() => Ask::DecisionId(id),
@@ -43,42 +50,74 @@ pub(super) fn ask<'h>(headers: &'h HeaderMap, revision_header: &HeaderName) -> R
     })
 }
 
-/// The one revision that the header names, in however many lines and list items it does.
-fn revision<'h>(headers: &'h HeaderMap, header: &HeaderName) -> Result<Option<&'h str>, ProxyError> {
-    let mut named = None;
+/// The labels that a request asks for by the headers of selectors; empty values count as absent.
+pub(super) fn wants(headers: &HeaderMap, selectors: &[HeaderSelector]) -> Result<Vec<Want>, ProxyError> {
+    let mut wants = Vec::new();
+    for selector in selectors {
+        let value = one_value(headers, &selector.header).map_err(|_| {
+            ProxyError::BadRequest("a selector's header is not text, or has two different values")
+        })?;
+        if let Some(value) = value {
+            wants.push(Want { label: selector.label.clone(), value: value.into(), mode: selector.mode });
+        }
+    }
+    Ok(wants)
+}
+
+/// Why a header does not say one thing.
+enum NotOne {
+    /// It is not text.
+    NoText,
+    /// It has different values.
+    Several,
+}
+
+/// The one value that a header has, in however many lines and list items it says so.
+fn one_value<'h>(headers: &'h HeaderMap, header: &HeaderName) -> Result<Option<&'h str>, NotOne> {
+    let mut one = None;
     for value in headers.get_all(header) {
-        let value = value.to_str().map_err(|_| ProxyError::BadRequest("the revision header is not text"))?;
+        let value = value.to_str().map_err(|_| NotOne::NoText)?;
         for item in value.split(',').map(str::trim).filter(|item| !item.is_empty()) {
-            match named {
-                Some(other) if other != item => {
-                    return Err(ProxyError::ConflictingRevision { header: header.clone() });
-                }
-                _ => named = Some(item),
+            match one {
+                Some(other) if other != item => return Err(NotOne::Several),
+                _ => one = Some(item),
             }
         }
     }
-    Ok(named)
+    Ok(one)
 }
 
-/// Makes the head of a request fit for an HTTP/1.1 engine, in place.
+/// Makes the head of a request fit for an HTTP/1.1 engine, in place, but for the `Host` that a request of HTTP/1.0
+/// may lack: whoever sends it gives it one ([`name_host`]) when this says false.
 pub(super) fn to_endpoint(
     parts: &mut request::Parts,
     revision_header: &HeaderName,
-) -> Result<(), ProxyError> {
+    selectors: &[HeaderSelector],
+) -> Result<bool, ProxyError> {
     if parts.method == Method::CONNECT {
         return Err(ProxyError::Connect);
     }
-    to_origin_form(parts)?;
+    let has_host = to_origin_form(parts)?;
     strip_hop_by_hop(&mut parts.headers);
     strip(&mut parts.headers, &NOT_FOR_ENGINES);
     parts.headers.remove(revision_header);
+    for selector in selectors {
+        parts.headers.remove(&selector.header);
+    }
     if parts.version == Version::HTTP_2 {
         join_cookies(&mut parts.headers);
     }
     parts.version = Version::HTTP_11;
     // Upgrade handles of a protocol that is not offered to the endpoint.
     parts.extensions.clear();
-    Ok(())
+    Ok(has_host)
+}
+
+/// Names the endpoint itself as the host, which HTTP/1.1 does not do without (RFC 9112, 3.2).
+pub(super) fn name_host(headers: &mut HeaderMap, address: SocketAddr) {
+    if let Ok(host) = HeaderValue::from_str(&address.to_string()) {
+        headers.insert(HOST, host);
+    }
 }
 
 /// Makes the head of an endpoint's response fit for the client, in place, whatever version the client speaks.
@@ -142,8 +181,9 @@ fn strip_named(headers: &mut HeaderMap) {
     }
 }
 
-/// HTTP/2 and absolute-form targets name the host in the target: it moves to `Host`, and the path stays.
-fn to_origin_form(parts: &mut request::Parts) -> Result<(), ProxyError> {
+/// HTTP/2 and absolute-form targets name the host in the target: it moves to `Host`, and the path stays. False:
+/// no host is named, as HTTP/1.0 may.
+fn to_origin_form(parts: &mut request::Parts) -> Result<bool, ProxyError> {
     let authority = parts.uri.authority().map(|a| HeaderValue::from_str(a.as_str()));
     if let Some(host) = authority {
         let host = host.map_err(|_| ProxyError::BadRequest("the request target's host is not valid"))?;
@@ -155,8 +195,8 @@ fn to_origin_form(parts: &mut request::Parts) -> Result<(), ProxyError> {
     }
     let mut hosts = parts.headers.get_all(HOST).iter();
     match (hosts.next(), hosts.next()) {
-        (Some(_), None) => Ok(()),
-        (None, _) if parts.version < Version::HTTP_11 => Ok(()),
+        (Some(_), None) => Ok(true),
+        (None, _) if parts.version < Version::HTTP_11 => Ok(false),
         (None, _) => Err(ProxyError::BadRequest("the request has no Host header")),
         (Some(_), Some(_)) => Err(ProxyError::BadRequest("the request has two Host headers")),
     }

@@ -44,7 +44,7 @@ pub(super) struct Patience<'a> {
     pub(super) deadlines: &'a Deadlines,
     /// The worker's.
     pub(super) ticker: &'a Ticker,
-    /// From the end of the request.
+    /// From the end of the request, or from when the endpoint read of it last.
     pub(super) response: Duration,
     /// While the client sends nothing of its body.
     pub(super) stalled: Duration,
@@ -54,12 +54,18 @@ impl Patience<'_> {
     /// When it ends, as things stand, and with what.
     fn until(self, began: u64, upload: Option<&Upload>) -> (u64, ExchangeError) {
         match upload {
-            Some(upload) if upload.progress() == Progress::Sending => {
+            Some(upload) if upload.progress() == Progress::Sending && upload.is_starved() => {
                 (millis_after(upload.moved(), self.stalled), ExchangeError::Stalled)
             }
-            Some(upload) => (millis_after(upload.moved(), self.response), ExchangeError::Timeout),
+            Some(upload) => (millis_after(upload.moved().max(began), self.response), ExchangeError::Timeout),
             None => (millis_after(began, self.response), ExchangeError::Timeout),
         }
+    }
+
+    /// When to look again at the latest: until the request has ended, who is waited for may change.
+    fn again(self, now: u64, upload: Option<&Upload>) -> u64 {
+        let sending = upload.is_some_and(|upload| upload.progress() == Progress::Sending);
+        millis_after(now, if sending { self.response.min(self.stalled) } else { self.response })
     }
 }
 
@@ -138,8 +144,7 @@ impl Link {
                 if at <= now {
                     return Poll::Ready(Err(error));
                 }
-                // The upload may end meanwhile, and the wait for the response begin.
-                let at = at.min(millis_after(now, patience.response));
+                let at = at.min(patience.again(now, upload));
                 deadline = Some(patience.deadlines.set(at, cx.waker().clone()));
             }
             Poll::Pending
@@ -155,8 +160,7 @@ impl Link {
         if let Some(request) = error.take_message() {
             return ExchangeError::NotSent(Box::new(request));
         }
-        let failed = |upload: &Upload| matches!(upload.progress(), Progress::Broken | Progress::TooLarge);
-        if upload.is_some_and(failed) {
+        if upload.is_some_and(Upload::failed) {
             return ExchangeError::Upload;
         }
         let error = error.into_error();

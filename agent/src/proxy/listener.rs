@@ -2,11 +2,7 @@
 
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
-use super::{
-    metrics::ListenerMetrics,
-    table::{RoleTable, Target},
-    worker::Worker,
-};
+use super::{metrics::ListenerMetrics, table::RoleTable, target::Target, worker::Worker};
 use crate::config::{Config, ListenerConfig};
 
 /// A role listener's part of a worker.
@@ -57,6 +53,9 @@ impl Listener {
 
     /// An endpoint failed: a transport error or a status of 500 and above.
     pub(super) fn failed(&self, target: &Target) {
+        if !target.is_live() {
+            return;
+        }
         let worker = &self.worker;
         if target.endpoint.vitals.failed(worker.shared.clock.millis(), worker.breaker()) {
             self.metrics.breaker_opens.inc();

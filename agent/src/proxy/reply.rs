@@ -24,7 +24,8 @@ use super::{
     error::{ProxyError, Reason},
     link::Link,
     listener::Listener,
-    table::Target,
+    target::Target,
+    upload::Upload,
 };
 use crate::config::REASON_HEADER;
 
@@ -91,6 +92,8 @@ enum Source {
         /// Until the response has come to its end.
         link: Option<Box<Link>>,
         lease: Lease,
+        /// The request's body, which may still be on its way.
+        upload: Option<Rc<Upload>>,
         /// The status was below 500.
         good: bool,
     },
@@ -102,11 +105,12 @@ impl ReplyBody {
         incoming: Incoming,
         link: Box<Link>,
         lease: Lease,
+        upload: Option<Rc<Upload>>,
         good: bool,
         in_flight: InFlight,
     ) -> Self {
         let mut body =
-            Self { source: Source::Endpoint { incoming, link: Some(link), lease, good }, in_flight };
+            Self { source: Source::Endpoint { incoming, link: Some(link), lease, upload, good }, in_flight };
         // A short response came with its head, and its connection is free already.
         body.release_idle();
         // A body that has ended may never be polled.
@@ -134,14 +138,17 @@ impl ReplyBody {
         }
     }
 
-    /// The endpoint broke off: so does the client's stream, and not with a clean end.
+    /// The response broke off: so does the client's stream, and not with a clean end.
     fn broke(&mut self) {
-        let Source::Endpoint { link, lease, good, .. } = &mut self.source else { return };
+        let Source::Endpoint { link, lease, upload, good, .. } = &mut self.source else { return };
         *link = None;
         *good = false;
         let listener = &self.in_flight.listener;
         listener.metrics.broken.inc();
-        listener.failed(&lease.target);
+        // A connection on which the request cannot be finished is over too, and that is the client's doing.
+        if !upload.as_ref().is_some_and(|upload| upload.failed()) {
+            listener.failed(&lease.target);
+        }
         self.in_flight.client.broke();
         if let Some(access) = &mut self.in_flight.access {
             access.broke();

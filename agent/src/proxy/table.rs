@@ -1,27 +1,22 @@
 //! What one worker knows of the endpoints of one role: prepared once per snapshot, read once per request.
 //!
-//! A [`Target`] is a worker's side of an endpoint: its idle connections, and everything that its responses need,
-//! made once. Targets are made when first used and live as long as their endpoint stands in the current snapshot
-//! with the same Pod, address and revision. That is the rule for pooled connections (H5) by construction: when an
-//! endpoint leaves or its Pod is another, its target goes, and its idle connections with it.
+//! [`Target`]s are made when first used and live as long as their endpoint stands in the current snapshot with the
+//! same Pod, address and revision. That is the rule for pooled connections (H5) by construction: when an endpoint
+//! leaves or its Pod is another, its target goes, and its idle connections with it. When only what its responses
+//! tell has changed (a label, a header of the configuration), the target is made again over the same connections.
 
-use std::{
-    cell::{Cell, RefCell},
-    collections::HashMap,
-    rc::Rc,
-    sync::Arc,
-};
+use std::{collections::HashMap, net::SocketAddr, rc::Rc, sync::Arc};
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::HeaderName;
 
 use super::{
-    choose::{Candidates, Rules, Unavailable},
+    choose::{Candidates, Rules, Unavailable, Want},
     error::ProxyError,
-    link::Link,
-    metrics::{ListenerMetrics, RevisionMetrics},
+    metrics::ListenerMetrics,
+    target::{PoolLimits, Target},
 };
 use crate::{
-    config::GatingMode,
+    config::{GatingMode, HeaderSelector},
     gating::{self, Ask},
     snapshot::{Endpoint, SetView, Snapshot, owner::Published},
 };
@@ -33,68 +28,6 @@ pub(super) struct Place {
     pub(super) set: u8,
     /// Index of the role.
     pub(super) role: u8,
-}
-
-/// A worker's side of an endpoint.
-pub(super) struct Target {
-    /// The endpoint.
-    pub(super) endpoint: Arc<Endpoint>,
-    /// What its responses are stamped with.
-    stamps: Box<[(HeaderName, HeaderValue)]>,
-    /// Counters of its revision.
-    pub(super) metrics: Rc<RevisionMetrics>,
-    /// Idle connections with the time since when, the newest last.
-    idle: RefCell<Vec<(Box<Link>, u64)>>,
-    /// It stands in the current snapshot.
-    live: Cell<bool>,
-}
-
-/// The bounds of a pool.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PoolLimits {
-    /// How long a connection lies idle at most, milliseconds.
-    pub(super) idle: u64,
-    /// How many may.
-    pub(super) count: usize,
-}
-
-impl Target {
-    /// The newest idle connection that is young enough.
-    pub(super) fn take(&self, now: u64, limits: PoolLimits) -> Option<Box<Link>> {
-        let mut idle = self.idle.borrow_mut();
-        let (link, since) = idle.pop()?;
-        if now.saturating_sub(since) < limits.idle {
-            return Some(link);
-        }
-        // The newest is too old, so all are.
-        idle.clear();
-        None
-    }
-
-    /// Keeps a connection for the next request, if there is to be one.
-    pub(super) fn put(&self, link: Box<Link>, now: u64, limits: PoolLimits) {
-        let mut idle = self.idle.borrow_mut();
-        if self.live.get() && idle.len() < limits.count {
-            idle.push((link, now));
-        }
-    }
-
-    /// Closes connections that lay idle too long.
-    fn expire(&self, now: u64, limits: PoolLimits) {
-        self.idle.borrow_mut().retain(|(_, since)| now.saturating_sub(*since) < limits.idle);
-    }
-
-    fn retire(&self) {
-        self.live.set(false);
-        self.idle.borrow_mut().clear();
-    }
-
-    /// Writes who served, over whatever the engine sent.
-    pub(super) fn stamp(&self, headers: &mut HeaderMap) {
-        for (name, value) in &self.stamps {
-            headers.insert(name.clone(), value.clone());
-        }
-    }
 }
 
 /// A choice of an endpoint, with what a pin needs.
@@ -169,6 +102,7 @@ impl RoleTable {
         let before: Vec<Arc<str>> = self.view().map_or_else(Vec::new, |view| {
             view.revisions.iter().map(|revision| Arc::clone(&revision.name)).collect()
         });
+        let stamped = self.headers().map(|(revision, selectors)| (revision.clone(), Arc::clone(selectors)));
         self.at = snapshot.sets.iter().position(|set| set.name == self.set).and_then(|set| {
             let role = snapshot.sets.get(set)?.roles.iter().position(|role| *role == self.role)?;
             Some((set, role))
@@ -188,13 +122,18 @@ impl RoleTable {
             }
         }
         (self.groups, self.ungated) = (groups, ungated);
+        let same_headers =
+            self.headers() == stamped.as_ref().map(|(revision, selectors)| (revision, selectors));
         let mut targets = std::mem::take(&mut self.targets);
         targets.retain(|_, target| {
-            let stays = self.stands(&target.endpoint);
-            if !stays {
+            let Some((view, endpoint)) = self.view().zip(self.standing(&target.endpoint)) else {
                 target.retire();
+                return false;
+            };
+            if !same_headers || !Arc::ptr_eq(endpoint, &target.endpoint) {
+                *target = Rc::new(target.renewed(endpoint, view));
             }
-            stays
+            true
         });
         self.targets = targets;
         for revision in before {
@@ -204,22 +143,18 @@ impl RoleTable {
         }
     }
 
-    /// Whether the current snapshot has this endpoint, with the same Pod and revision.
-    fn stands(&self, endpoint: &Endpoint) -> bool {
-        self.find(&endpoint.revision, |found| found.address.cmp(&endpoint.address))
-            .is_some_and(|found| found.pod.key == endpoint.pod.key)
+    /// The endpoint as the current snapshot has it, with the same Pod and revision.
+    fn standing(&self, endpoint: &Endpoint) -> Option<&Arc<Endpoint>> {
+        self.find(&endpoint.revision, endpoint.address)
+            .filter(|found| Arc::ptr_eq(&found.vitals, &endpoint.vitals))
     }
 
     /// The endpoint of a revision at an address.
-    fn find(
-        &self,
-        revision: &str,
-        compare: impl Fn(&Endpoint) -> std::cmp::Ordering,
-    ) -> Option<&Arc<Endpoint>> {
+    fn find(&self, revision: &str, address: SocketAddr) -> Option<&Arc<Endpoint>> {
         let view = self.view()?;
         let at = view.revisions.binary_search_by(|r| r.name.as_ref().cmp(revision)).ok()?;
         let all = &self.groups.get(at)?.all;
-        all.binary_search_by(|found| compare(found)).ok().and_then(|at| all.get(at))
+        all.binary_search_by(|found| found.address.cmp(&address)).ok().and_then(|at| all.get(at))
     }
 
     fn view(&self) -> Option<&SetView> {
@@ -227,9 +162,14 @@ impl RoleTable {
         self.snapshot.as_ref()?.sets.get(set)
     }
 
-    /// The header that names a revision.
-    pub(super) fn revision_header(&self) -> Option<HeaderName> {
-        self.view().map(|view| view.revision_header.clone())
+    /// The header that names a revision, and the selectors with theirs.
+    pub(super) fn headers(&self) -> Option<(&HeaderName, &Arc<[HeaderSelector]>)> {
+        self.view().map(|view| (&view.revision_header, &view.selectors))
+    }
+
+    /// The role's name.
+    pub(super) fn role(&self) -> Arc<str> {
+        Arc::clone(&self.role)
     }
 
     /// The set's and the role's place in the kernel's tables.
@@ -253,69 +193,70 @@ impl RoleTable {
         }
     }
 
-    /// Chooses an endpoint of a revision (of any, with `None`), none of those tried. `None`: all were tried.
+    /// Chooses an endpoint of a revision (of any, with `None`) that has the labels wanted, none of those tried.
+    /// `None`: all were tried.
     pub(super) fn choose(
         &mut self,
         revision: Option<&str>,
         tried: &[Arc<Endpoint>],
+        wants: &[Want],
         rules: Rules,
     ) -> Result<Option<Chosen>, ProxyError> {
         let view = self.ready()?;
+        let role = || Arc::clone(&self.role);
+        let endpoint = match self.candidates(revision, tried, wants).choose(rules) {
+            Ok(endpoint) => Arc::clone(endpoint),
+            Err(Unavailable::AllTried) => return Ok(None),
+            Err(Unavailable::NoEndpoint) => return Err(ProxyError::NoEndpoint { role: role() }),
+            Err(Unavailable::NoneMatches) => return Err(ProxyError::NoMatchingEndpoint { role: role() }),
+            Err(Unavailable::BreakersOpen) => return Err(ProxyError::BreakersOpen { role: role() }),
+        };
+        let (slot, epoch) = view.revision(&endpoint.revision).map_or((0, 0), |r| (r.slot, r.epoch));
+        Ok(self.target(&endpoint).map(|target| Chosen { target, slot, epoch }))
+    }
+
+    /// Whether there are others than those tried.
+    pub(super) fn has_others(&self, revision: Option<&str>, tried: &[Arc<Endpoint>], wants: &[Want]) -> bool {
+        self.candidates(revision, tried, wants).are_left()
+    }
+
+    fn candidates<'a>(
+        &'a self,
+        revision: Option<&str>,
+        tried: &'a [Arc<Endpoint>],
+        wants: &'a [Want],
+    ) -> Candidates<'a> {
         let group = match revision {
-            Some(name) => view
-                .revisions
-                .binary_search_by(|r| r.name.as_ref().cmp(name))
-                .ok()
+            Some(name) => self
+                .view()
+                .and_then(|view| view.revisions.binary_search_by(|r| r.name.as_ref().cmp(name)).ok())
                 .and_then(|at| self.groups.get(at)),
             None => self.ungated.as_ref(),
         };
         let (all, local) = group.map_or((&[][..], &[][..]), |g| (&g.all[..], &g.local[..]));
-        let endpoint = match (Candidates { all, local, tried }).choose(rules) {
-            Ok(endpoint) => Arc::clone(endpoint),
-            Err(Unavailable::AllTried) => return Ok(None),
-            Err(Unavailable::NoEndpoint) => {
-                return Err(ProxyError::NoEndpoint { role: Arc::clone(&self.role) });
-            }
-            Err(Unavailable::BreakersOpen) => {
-                return Err(ProxyError::BreakersOpen { role: Arc::clone(&self.role) });
-            }
-        };
-        let (slot, epoch) = view.revision(&endpoint.revision).map_or((0, 0), |r| (r.slot, r.epoch));
-        Ok(Some(Chosen { target: self.target(&endpoint), slot, epoch }))
+        Candidates { all, local, tried, wants }
     }
 
-    /// The target of the endpoint at an address of a revision, if the snapshot knows it.
-    pub(super) fn at_address(&mut self, revision: &str, address: std::net::SocketAddr) -> Option<Rc<Target>> {
-        let endpoint = Arc::clone(self.find(revision, |found| found.address.cmp(&address))?);
-        Some(self.target(&endpoint))
+    /// The target at the address to which the kernel led a connection meant for `chosen`. The kernel may be ahead
+    /// of the snapshot: the revision is right all the same, and nothing else is known of who is there.
+    pub(super) fn landed(&mut self, chosen: &Target, address: SocketAddr) -> Option<Rc<Target>> {
+        if let Some(endpoint) = self.find(&chosen.endpoint.revision, address) {
+            let endpoint = Arc::clone(endpoint);
+            return self.target(&endpoint);
+        }
+        self.view().map(|view| Rc::new(chosen.stranger(address, view)))
     }
 
-    fn target(&mut self, endpoint: &Arc<Endpoint>) -> Rc<Target> {
+    /// The target of an endpoint of the current snapshot.
+    fn target(&mut self, endpoint: &Arc<Endpoint>) -> Option<Rc<Target>> {
         let key = Arc::as_ptr(&endpoint.vitals).addr();
         if let Some(target) = self.targets.get(&key) {
-            return Rc::clone(target);
+            return Some(Rc::clone(target));
         }
-        let target = Rc::new(Target {
-            stamps: self.stamps(endpoint),
-            metrics: self.metrics.revision(&endpoint.revision),
-            endpoint: Arc::clone(endpoint),
-            idle: RefCell::default(),
-            live: Cell::new(true),
-        });
+        let metrics = self.metrics.revision(&endpoint.revision);
+        let target = Rc::new(Target::new(Arc::clone(endpoint), self.view()?, metrics));
         self.targets.insert(key, Rc::clone(&target));
-        target
-    }
-
-    /// The revision's header, and each selector's with the Pod's label.
-    fn stamps(&self, endpoint: &Endpoint) -> Box<[(HeaderName, HeaderValue)]> {
-        let Some(view) = self.view() else { return Box::default() };
-        let selectors = view.selectors.iter().filter_map(|selector| {
-            Some((selector.header.clone(), endpoint.pod.labels.get(&selector.label)?.as_ref()))
-        });
-        std::iter::once((view.revision_header.clone(), endpoint.revision.as_ref()))
-            .chain(selectors)
-            .filter_map(|(name, value)| Some((name, HeaderValue::from_str(value).ok()?)))
-            .collect()
+        Some(target)
     }
 
     /// Closes connections that lay idle too long.

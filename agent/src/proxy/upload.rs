@@ -1,9 +1,9 @@
 //! The request body on its way to an endpoint: bounded (H10), and kept for a second try while it is small (H6).
 //!
 //! A connection that lay idle may be closed by the endpoint at the very moment that it is used again. Such a request
-//! was not seen by anyone and goes to another endpoint, body included, so what was read of the body is kept (a clone
-//! of `Bytes` is a reference count) until it grows over [`KEPT`]. A longer body is known by its length to go on a
-//! fresh connection; one of unknown length that outgrows the bound cannot be tried again.
+//! goes to another endpoint, body included, so what was read of the body is kept (a clone of `Bytes` is a reference
+//! count) until it grows over [`KEPT`]. A longer body is known by its length to go on a fresh connection; one of
+//! unknown length that outgrows the bound cannot be tried again.
 
 use std::{
     cell::{Cell, RefCell},
@@ -50,6 +50,8 @@ pub(super) struct Upload {
     lost: Cell<bool>,
     /// When the client sent something last, or the end.
     moved: Cell<u64>,
+    /// The connection asked for more and the client had nothing.
+    starved: Cell<bool>,
     ticker: Ticker,
 }
 
@@ -66,6 +68,7 @@ impl Upload {
             keep: Cell::new(false),
             lost: Cell::new(false),
             moved: Cell::new(ticker.now()),
+            starved: Cell::new(false),
             ticker,
         }
     }
@@ -80,6 +83,16 @@ impl Upload {
         self.moved.get()
     }
 
+    /// Whether the client is waited for. Otherwise nobody has asked for more: the endpoint does not read.
+    pub(super) fn is_starved(&self) -> bool {
+        self.starved.get()
+    }
+
+    /// Whether it cannot be sent to its end, through no fault of an endpoint.
+    pub(super) fn failed(&self) -> bool {
+        matches!(self.progress(), Progress::Broken | Progress::TooLarge)
+    }
+
     /// Whether it can be sent from its beginning.
     pub(super) fn can_restart(&self) -> bool {
         !self.lost.get()
@@ -87,7 +100,9 @@ impl Upload {
 
     fn poll_source(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
         let mut source = self.source.borrow_mut();
-        let frame = match Pin::new(&mut *source).poll_frame(cx) {
+        let polled = Pin::new(&mut *source).poll_frame(cx);
+        self.starved.set(polled.is_pending());
+        let frame = match polled {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(None) => {
                 self.progress.set(Progress::Ended);
@@ -154,6 +169,7 @@ impl Body for RequestBody {
         let piece = upload.kept.borrow().get(*sent).cloned();
         if let Some(piece) = piece {
             *sent += 1;
+            upload.starved.set(false);
             return Poll::Ready(Some(Ok(Frame::data(piece))));
         }
         if upload.progress() == Progress::Ended {

@@ -24,7 +24,7 @@ use super::{
     deadlines::Deadlines,
     listener::Listener,
     metrics::Metrics,
-    table::PoolLimits,
+    target::PoolLimits,
 };
 use crate::{
     config::HttpConfig,

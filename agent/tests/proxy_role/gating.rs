@@ -51,7 +51,7 @@ async fn g6_a_revision_that_is_not_eligible_is_refused_and_never_substituted() {
 async fn g6_the_named_revision_is_down_and_the_other_is_not_asked() {
     let b = Engine::named("b").await;
     let gate = Gate::new(&[endpoint("a", nobody()), endpoint("a", nobody()), endpoint("b", b.address)]);
-    gate.get(&[(NAME, "a")]).await.is_refusal(502, "endpoint-unreachable");
+    gate.get(&[(NAME, "a")]).await.is_refusal(503, "no-endpoint-left");
     assert_eq!(b.connections(), 0);
 }
 

@@ -130,6 +130,15 @@ async fn h12_an_absolute_target_becomes_a_path_and_its_host() {
 }
 
 #[tokio::test]
+async fn h12_a_request_of_http_1_0_without_a_host_gets_the_endpoints() {
+    let engine = Engine::named("a").await;
+    let gate = Gate::new(&[endpoint("a", engine.address)]);
+    let reply = raw(&gate, b"GET / HTTP/1.0\r\n\r\n").await;
+    assert!(reply.contains(" 200 OK"), "{reply}");
+    assert_eq!(engine.seen.lock().unwrap()[0].headers["host"], engine.address.to_string());
+}
+
+#[tokio::test]
 async fn r2_garbage_is_refused_and_harms_nobody() {
     let engine = Engine::named("a").await;
     let gate = Gate::new(&[endpoint("a", engine.address)]);

@@ -74,7 +74,7 @@ async fn h14_a_connection_that_idles_is_closed_and_one_that_waits_for_its_answer
     let mut idle = Client::connect(gate.address).await;
     // Two sweeps at least: the other connection is looked at as well.
     gate.publish(&[endpoint("b", nobody())]);
-    assert_eq!(idle.send(request(&[], "")).await.status, 502);
+    assert_eq!(idle.send(request(&[], "")).await.status, 503);
     soon(async {
         while idle.start(request(&[], "")).await.is_ok() {
             tokio::time::sleep(Duration::from_secs(1)).await;

@@ -8,9 +8,11 @@
     reason = "the helpers of a test may end it"
 )]
 
+mod blame;
 mod gating;
 mod hygiene;
 mod limits;
 mod retry;
+mod selectors;
 mod stream;
 mod support;

@@ -67,7 +67,7 @@ async fn h6_a_refused_connection_goes_to_another_endpoint_of_the_revision() {
 #[tokio::test]
 async fn h6_without_retries_a_refused_connection_is_the_clients_answer() {
     let gate = Gate::with(HttpConfig { retries: 0, ..http() }, &[endpoint("a", nobody())]);
-    gate.get(&[]).await.is_refusal(502, "endpoint-unreachable");
+    gate.get(&[]).await.is_refusal(503, "no-endpoint-left");
     assert_eq!(gate.metric(r#"proxy_retries_total{listener="decode"}"#), 0);
 }
 
@@ -113,6 +113,23 @@ async fn h6_a_fresh_connection_that_breaks_may_have_been_served_and_is_not_tried
     .await;
     let gate = Gate::new(&[endpoint("a", engine.address)]);
     gate.send(request(&[], "prompt!")).await.is_refusal(502, "endpoint-reset");
+    assert_eq!(engine.connections(), 1);
+}
+
+#[tokio::test]
+async fn h6_a_reset_that_comes_late_may_have_been_served_and_is_not_tried_again() {
+    let engine = Engine::raw(|mut stream| async move {
+        read_request(&mut stream).await;
+        let _ = stream.write_all(OK).await;
+        read_request(&mut stream).await;
+        // The work that it began.
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+    })
+    .await;
+    let gate = Gate::new(&[endpoint("a", engine.address)]);
+    let mut client = Client::connect(gate.address).await;
+    assert_eq!(client.send(request(&[], "prompt!")).await.text(), "ok");
+    client.send(request(&[], "prompt!")).await.is_refusal(502, "endpoint-reset");
     assert_eq!(engine.connections(), 1);
 }
 
