@@ -176,6 +176,7 @@ mod tests {
             required: 1,
             distribution: Distribution::of(&Census::new(1), gating),
             revisions: Vec::new(),
+            left_out: Vec::new(),
         }
     }
 

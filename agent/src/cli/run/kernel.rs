@@ -1,6 +1,6 @@
 //! The kernel side of a running agent, or the words for why there is none (K12).
 
-use std::{collections::HashMap, path::PathBuf, sync::Arc};
+use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
 
 use tracing::{info, warn};
 
@@ -103,6 +103,14 @@ impl Publish for Proven {
             self.proven = true;
         }
         Ok(())
+    }
+
+    fn renew(&mut self) -> Result<(), KernelError> {
+        self.writer.renew()
+    }
+
+    fn renew_every(&self) -> Duration {
+        self.writer.renew_every()
     }
 }
 
