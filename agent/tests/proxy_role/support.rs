@@ -261,6 +261,7 @@ pub(crate) fn http() -> HttpConfig {
         max_requests: 4096,
         connect_timeout: Duration::from_secs(5),
         response_timeout: PATIENCE,
+        stream_idle_timeout: PATIENCE * 2,
         pool_idle_timeout: Duration::from_secs(4),
         pool_max_idle: 64,
         retries: 2,
