@@ -197,7 +197,7 @@ mod tests {
     const BREAKER: Breaker = Breaker { failures: 1, open: Duration::from_millis(100) };
 
     fn endpoints(count: u16, local: impl Fn(u16) -> bool) -> Vec<Arc<Endpoint>> {
-        let endpoint = |port| {
+        let endpoint = |port: u16| {
             let pod = Pod {
                 key: PodKey { namespace: "n".into(), name: "p".into(), uid: port.to_string().into() },
                 ips: Vec::new(),
