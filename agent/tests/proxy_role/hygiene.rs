@@ -162,17 +162,13 @@ async fn r2_garbage_is_refused_and_harms_nobody() {
         let reply = raw(&gate, bytes).await;
         assert!(!reply.contains("200 OK"), "{reply}");
     }
-    let bad = endpoint(
-        "b",
-        Engine::raw(|mut stream| async move {
-            let _ = stream.read(&mut [0; 1024]).await;
-            let _ = stream.write_all(b"\x16\x03garbage\r\n\r\n").await;
-        })
-        .await
-        .address,
-    );
-    gate.publish(&[endpoint("a", engine.address), bad]);
-    assert_eq!(gate.get(&[(NAME, "b")]).await.status, 502);
+    let bad = Engine::raw(|mut stream| async move {
+        let _ = stream.read(&mut [0; 1024]).await;
+        let _ = stream.write_all(b"\x16\x03garbage\r\n\r\n").await;
+    })
+    .await;
+    gate.publish(&[endpoint("a", engine.address), endpoint("b", bad.address)]);
+    gate.get(&[(NAME, "b")]).await.is_refusal(502, "bad-response");
     assert_eq!(gate.get(&[(NAME, "a")]).await.text(), "a");
 }
 
