@@ -145,7 +145,7 @@ fn a_new_generation_alone_is_no_change() {
 #[test]
 fn an_unknown_kernel_gets_everything_and_loses_the_sets_that_are_no_more() {
     let new = tables(&World::of(vec![]));
-    let writes = plan(&Before::Unknown(vec![0, 3]), &new);
+    let writes = plan(&Before::Unknown(vec![(0, new.sets[0].set), (3, 1)]), &new);
     let dropped: Vec<_> =
         writes.iter().filter_map(|w| if let Write::DropSet(set) = w { Some(*set) } else { None }).collect();
     assert_eq!(dropped, [3]);
