@@ -127,7 +127,7 @@ impl Kernel {
 
     /// Pins sockets.
     pub fn pinner(&self) -> Result<Pinner, KernelError> {
-        Ok(Pinner::new(self.shared.pins.open_map(revgate_common::layout::map::PINS)?))
+        Pinner::new(self.shared.pins.open_map(revgate_common::layout::map::PINS)?)
     }
 
     /// Reads counters, connections, tenants and memory.

@@ -209,18 +209,18 @@ fn connections_of_an_endpoint_that_left_its_living_revision_are_forgotten_once_c
     socket.connect(&vip.into()).unwrap();
     echo::answer(&mut &socket).unwrap();
     let known = |node: &Node| node.reader().connections().unwrap().len();
-    let replaced = world.sets[0].revisions[0].endpoints[1].clone();
-    world.sets[0].revisions[0].endpoints[1] = vec![echo::tcp("127.75.1.2")];
-    node.publish(&world.snapshot(2));
+    let (first, second) = (world.sets[0].revisions[0].endpoints[1][0], echo::tcp("127.75.1.2"));
+    let mut serve = |node: &mut Node, endpoint, generation| {
+        world.sets[0].revisions[0].endpoints[1] = vec![endpoint];
+        node.publish(&world.snapshot(generation));
+    };
+    serve(&mut node, second, 2);
     assert_eq!(known(&node), 1, "it still runs");
     socket.set_linger(Some(std::time::Duration::ZERO)).unwrap();
     drop(socket);
-    // It comes back, closed and alive, and goes again.
-    world.sets[0].revisions[0].endpoints[1].extend(replaced);
-    node.publish(&world.snapshot(3));
+    serve(&mut node, first, 3);
     assert_eq!(known(&node), 1, "an endpoint keeps its counts");
-    world.sets[0].revisions[0].endpoints[1].pop();
-    node.publish(&world.snapshot(4));
+    serve(&mut node, second, 4);
     assert_eq!(known(&node), 0);
 }
 
