@@ -80,6 +80,7 @@ fn revision_of(set: u8, slot: u8, counts: Counts) -> Revision {
         endpoints: endpoints.collect(),
         others: vec![Ipv4Addr::new(127, 100 + set, 10 * slot + 5, 1).into()],
         host_network: false,
+        declared: Vec::new(),
     }
 }
 
