@@ -1,8 +1,9 @@
 //! The ways in which programs connect, beyond a plain one (K1, K2, K13): each meets the same decision.
 
 use std::{
-    io,
-    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    io::{self, Read, Write},
+    net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
+    thread,
 };
 
 use revgate::config::FenceMode;
@@ -87,10 +88,27 @@ fn a_connect_that_does_not_wait_is_steered_and_denied_at_once() {
     assert_eq!(errno(&dial_with(&socket, stage.a)), ECONNREFUSED);
 }
 
+/// A server that hears its caller out before it says where it is: data that nobody reads would end in a reset.
+fn listening(ip: &str) -> SocketAddr {
+    let listener = TcpListener::bind((ip, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut heard = [0; 5];
+            let _ = stream.read_exact(&mut heard).and_then(|()| writeln!(stream, "{address}"));
+        }
+    });
+    address
+}
+
 #[test]
 fn data_sent_with_tcp_fast_open_goes_where_a_connect_would() {
     let Some(mut node) = Node::enter("fastopen", FenceMode::Enforce) else { return };
-    let stage = Stage::on(141);
+    let mut stage = Stage::on(141);
+    (stage.a, stage.b) = (listening("127.141.1.1"), listening("127.141.2.1"));
+    for (revision, endpoint) in stage.world.sets[0].revisions.iter_mut().zip([stage.a, stage.b]) {
+        revision.endpoints[1] = vec![endpoint];
+    }
     node.publish(&stage.world.snapshot(1));
     let open = |to: SocketAddr, domain| {
         let socket = tcp_socket(domain);

@@ -1,6 +1,6 @@
 //! The kernel side of a running agent, or the words for why there is none (K12).
 
-use std::{collections::HashMap, path::PathBuf, sync::Arc};
+use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
 
 use tracing::{info, warn};
 
@@ -9,7 +9,7 @@ use crate::{
     kernel::{self, Kernel, KernelError, Pinner, Publish, cgroup},
     observe::{
         KernelReader, KernelReading,
-        kernel::{EndpointConnections, UserSpace},
+        kernel::{EndpointConnections, Events, UserSpace},
     },
     snapshot::{Snapshot, state::Tenants},
 };
@@ -79,6 +79,14 @@ impl Side {
         }
     }
 
+    /// Hears of denied connects.
+    pub(super) fn events(&self) -> Result<Option<kernel::Events>, KernelError> {
+        match self {
+            Self::Kernel { kernel, .. } => kernel.events().map(Some),
+            Self::UserSpace { .. } => Ok(None),
+        }
+    }
+
     pub(super) fn reader(&self) -> Box<dyn KernelReader> {
         match self {
             Self::Kernel { kernel, fence, .. } => Box::new(Reader { reader: kernel.reader(), fence }),
@@ -104,6 +112,14 @@ impl Publish for Proven {
         }
         Ok(())
     }
+
+    fn renew(&mut self) -> Result<(), KernelError> {
+        self.writer.renew()
+    }
+
+    fn renew_every(&self) -> Duration {
+        self.writer.renew_every()
+    }
 }
 
 /// Where Pods' cgroups lie on this machine, with kernel programs or without.
@@ -124,6 +140,7 @@ impl Reader {
         let sets = tenants.iter().map(|set| set.index + 1).max().unwrap_or(0);
         let tables = (0..sets).map(|at| tenants.iter().find(|set| set.index == at).map(|set| set.generation));
         let connections = self.reader.connections()?;
+        let events = self.reader.events()?;
         Ok(KernelReading {
             active: true,
             inactive_because: None,
@@ -131,6 +148,7 @@ impl Reader {
             acknowledged: self.reader.generation(),
             tables: tables.collect(),
             counters: self.reader.counters()?,
+            events: Events { sent: events.sent, skipped: events.skipped, lost: events.lost },
             connections: connections
                 .into_iter()
                 .map(|(key, counts)| EndpointConnections {
