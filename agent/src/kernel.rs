@@ -13,6 +13,7 @@
 
 pub mod cgroup;
 mod error;
+mod events;
 mod keeper;
 mod load;
 mod object;
@@ -37,6 +38,7 @@ use std::{
 };
 
 pub use error::KernelError;
+pub use events::{Events, Incoming};
 pub use pinner::Pinner;
 pub use reader::{Reader, SetTenants, Tenant};
 
@@ -164,6 +166,11 @@ impl Kernel {
     #[must_use]
     pub fn reader(&self) -> Reader {
         Reader::new(Arc::clone(&self.shared))
+    }
+
+    /// Hears of denied connects. There is to be one that does.
+    pub fn events(&self) -> Result<Events, KernelError> {
+        Events::open(&self.shared.pins)
     }
 
     /// Proves that a connect of this process meets the programs (K9). After the first publication with a set.

@@ -5,6 +5,7 @@
 //! what has vanished from the snapshot has vanished from every view.
 
 pub mod admin;
+pub mod denied_log;
 pub mod exposition;
 pub mod facts;
 pub mod kernel;

@@ -33,6 +33,9 @@ plugins:
     revisionGating: {mode: max-role, requiredRoles: [decode]}
 ";
 
+/// Longer than any of these tests but the one of the lease runs.
+const RENEW_EVERY: Duration = Duration::from_hours(1);
+
 /// What happened, in order.
 #[derive(Clone, Default)]
 struct Diary(Arc<Mutex<Vec<String>>>);
@@ -64,6 +67,15 @@ impl Publish for FakeKernel {
         self.refuse = self.refuse.saturating_sub(1);
         self.diary.write(format!("{} {}", if refused { "refuse" } else { "kernel" }, describe(snapshot)));
         if refused { Err(KernelError::NotBuilt) } else { Ok(()) }
+    }
+
+    fn renew(&mut self) -> Result<(), KernelError> {
+        self.diary.write("renew".into());
+        Ok(())
+    }
+
+    fn renew_every(&self) -> Duration {
+        RENEW_EVERY
     }
 }
 
@@ -223,4 +235,11 @@ async fn ends_when_its_inputs_do_and_publishes_what_came_last() {
     drop((case.changes, case.configs));
     timeout(Duration::from_secs(60), case.task).await.expect("it ends").expect("without a panic");
     assert_eq!(case.diary.take(), ["kernel p", "readers p"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_kernel_hears_of_the_agent_while_nothing_changes() {
+    let case = start(0);
+    pass(RENEW_EVERY * 2 + COALESCE).await;
+    assert_eq!(case.diary.take(), ["renew", "renew"]);
 }

@@ -98,13 +98,15 @@ const ECONNREFUSED: i32 = 111;
 /// `EHOSTUNREACH` of `asm-generic/errno.h`.
 const EHOSTUNREACH: i32 = 113;
 
-/// What `connect` fails with: refused by the fence or a stale pin, unreachable where there is nothing to steer to.
+/// What `connect` fails with, by the counter of the deny: refused by the fence or a stale pin, unreachable where there
+/// is nothing to steer to.
 #[inline(always)]
 #[must_use]
-pub const fn errno(denied: Counter) -> i32 {
-    match denied {
-        Counter::DeniedFence | Counter::DeniedStalePin => ECONNREFUSED,
-        _ => EHOSTUNREACH,
+pub const fn errno(denied: u32) -> i32 {
+    if denied == Counter::DeniedFence as u32 || denied == Counter::DeniedStalePin as u32 {
+        ECONNREFUSED
+    } else {
+        EHOSTUNREACH
     }
 }
 

@@ -60,10 +60,26 @@ pub mod map {
     /// Array of one `u64`: until when the agent's last sign of life counts, in nanoseconds of `CLOCK_MONOTONIC`
     /// (`bpf_ktime_get_ns`). Apart from the settings: it is one word that the agent writes again and again.
     pub const LEASE: &str = "LEASE";
+    /// Ring buffer of [`Event`](super::Event).
+    pub const EVENTS: &str = "EVENTS";
+    /// Per-CPU array of one [`EventAccount`](super::EventAccount).
+    pub const EVENT_ACCOUNTS: &str = "EVENT_ACCOUNTS";
 
     /// Every map of the object.
-    pub const ALL: [&str; 10] =
-        [SETS, VIPS, MEMBERS, SOURCES, PINS, PEERS, COUNTERS, CONNECTIONS, SETTINGS, LEASE];
+    pub const ALL: [&str; 12] = [
+        SETS,
+        VIPS,
+        MEMBERS,
+        SOURCES,
+        PINS,
+        PEERS,
+        COUNTERS,
+        CONNECTIONS,
+        SETTINGS,
+        LEASE,
+        EVENTS,
+        EVENT_ACCOUNTS,
+    ];
 }
 
 /// The endpoints of one revision (or of all) in one role, as two runs of [`SetTable::endpoints`].
@@ -284,6 +300,65 @@ pub const FENCE_OFF: u32 = 0;
 pub const FENCE_AUDIT: u32 = 1;
 /// [`Settings::fence`]: connects across revisions are denied.
 pub const FENCE_ENFORCE: u32 = 2;
+
+/// Bytes of the ring of events: about a thousand. A power of two, and a multiple of every page size.
+pub const EVENT_BYTES: usize = 64 * 1024;
+/// Most events of one CPU in a window; what is beyond is only counted. So a storm of denied connects costs little,
+/// and the first of a quiet time is always told.
+pub const EVENTS_PER_WINDOW: u64 = 32;
+/// A window is as many nanoseconds as two to this power: 134 ms.
+pub const EVENT_WINDOW_SHIFT: u32 = 27;
+
+/// [`Event::caller`]: no socket of the agent; whose process it is, its cgroups tell.
+pub const CALLER_PROCESS: u32 = 0;
+/// [`Event::caller`]: a socket of the agent, pinned to (set, slot, epoch).
+pub const CALLER_PINNED: u32 = 1;
+/// [`Event::caller`]: a socket of the agent without a pin.
+pub const CALLER_AGENT: u32 = 2;
+
+/// A connect that was denied, or would have been: what a person needs to know of it. Nothing depends on events.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+pub struct Event {
+    /// The caller's cgroup.
+    pub cgroup: u64,
+    /// The cgroups above it (or itself) at each of [`Settings::source_levels`]; one is its Pod's, if it is a Pod's.
+    pub ancestors: [u64; SOURCE_LEVELS],
+    /// What it dialled.
+    pub to: Address,
+    /// The [`Counter`](crate::counter::Counter) that was counted.
+    pub outcome: u32,
+    /// One of the `CALLER_` values.
+    pub caller: u32,
+    /// The epoch of the pin, with [`CALLER_PINNED`].
+    pub epoch: u32,
+    /// The set of the pin, an index into `SETS`.
+    pub set: u16,
+    /// The slot of the pin.
+    pub slot: u16,
+    /// The protocol, `IPPROTO_`.
+    pub protocol: u32,
+}
+
+/// What became of the events of one CPU.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+pub struct EventAccount {
+    /// The outcome that is told now, for the programs alone.
+    pub outcome: u32,
+    /// Always 0.
+    pub zero: u32,
+    /// The window that is counted now.
+    pub window: u64,
+    /// Events in it.
+    pub in_window: u64,
+    /// Put into the ring.
+    pub sent: u64,
+    /// Left out, because the window was full.
+    pub skipped: u64,
+    /// Left out, because the ring was full.
+    pub lost: u64,
+}
 
 const _: () = {
     assert!(size_of::<Address>() == 20);

@@ -13,7 +13,7 @@ use revgate_common::{
 };
 
 use crate::{
-    ctx6,
+    ctx6, events,
     maps::{self, PINS},
 };
 
@@ -82,34 +82,63 @@ enum Next {
 
 #[inline(always)]
 fn run(ctx: &SockAddrContext, to: &Address, family: Family) -> Next {
-    match decide::decide(&Live { ctx }, to, family) {
+    let live = Live { ctx };
+    let outcome = match decide::decide(&live, to, family) {
         Verdict::Pass => {
             maps::forget_peer(ctx);
-            Next::Go
-        }
-        Verdict::Audit => {
-            maps::forget_peer(ctx);
-            maps::count(Counter::AuditedFence);
-            Next::Go
-        }
-        Verdict::Deny(denied) => {
-            maps::forget_peer(ctx);
-            maps::count(denied);
-            // SAFETY: a helper without memory arguments. It fails only for values that are no error numbers.
-            let _ = unsafe { bpf_set_retval(-decide::errno(denied)) };
-            Next::Fail
+            return Next::Go;
         }
         Verdict::Steer(steer) => {
-            maps::count(steer.how);
+            maps::count(steer.how as u32);
             maps::remember_peer(ctx, to, &steer);
-            Next::To(steer.endpoint)
+            return Next::To(steer.endpoint);
         }
+        Verdict::Audit => Counter::AuditedFence,
+        Verdict::Deny(outcome) => outcome,
+    };
+    maps::forget_peer(ctx);
+    let outcome = events::tell(&live, to, outcome);
+    maps::count(outcome);
+    if outcome == Counter::AuditedFence as u32 {
+        return Next::Go;
     }
+    // SAFETY: a helper without memory arguments. It fails only for values that are no error numbers.
+    let _ = unsafe { bpf_set_retval(-decide::errno(outcome)) };
+    Next::Fail
 }
 
 /// The published tables, for the socket and the process that connect now.
-struct Live<'a> {
+pub(crate) struct Live<'a> {
     ctx: &'a SockAddrContext,
+}
+
+impl Live<'_> {
+    /// The protocol of the socket.
+    #[inline(always)]
+    pub(crate) fn protocol(&self) -> u32 {
+        // SAFETY: the kernel hands every run a valid context.
+        unsafe { (*self.ctx.sock_addr).protocol }
+    }
+
+    /// The levels at which Pods' cgroups are, as in the settings.
+    #[inline(always)]
+    fn levels() -> u32 {
+        maps::settings().map_or(0, |settings| settings.source_levels)
+    }
+
+    /// The cgroups of the process at these levels. Straight on, with nothing for the verifier to walk twice.
+    #[inline(always)]
+    pub(crate) fn ancestors() -> [u64; SOURCE_LEVELS] {
+        let levels = Self::levels();
+        [ancestor(levels), ancestor(levels >> 8), ancestor(levels >> 16), ancestor(levels >> 24)]
+    }
+}
+
+/// The cgroup above the process (or its own) at the level in the lowest byte; 0 for a level below its own.
+#[inline(always)]
+fn ancestor(level: u32) -> u64 {
+    // SAFETY: a helper without memory arguments.
+    unsafe { bpf_get_current_ancestor_cgroup_id((level & 0xff).cast_signed()) }
 }
 
 impl Tables for Live<'_> {
@@ -137,13 +166,11 @@ impl Tables for Live<'_> {
     /// Processes are known by their Pod's cgroup, some levels above their container's.
     #[inline(always)]
     fn source(&self) -> Option<&Source> {
-        let mut levels = maps::settings()?.source_levels;
+        let mut levels = Self::levels();
         let mut tried = 0;
         // Not a range: its iterator costs the verifier more than all the rest.
         while tried < SOURCE_LEVELS && levels != 0 {
-            // SAFETY: a helper without memory arguments; 0 for a level below the process's own.
-            let cgroup = unsafe { bpf_get_current_ancestor_cgroup_id((levels & 0xff).cast_signed()) };
-            if let Some(source) = maps::source(cgroup) {
+            if let Some(source) = maps::source(ancestor(levels)) {
                 return Some(source);
             }
             levels >>= 8;

@@ -22,6 +22,7 @@
 mod connect;
 mod count;
 mod ctx6;
+mod events;
 mod maps;
 mod peer;
 mod twin;

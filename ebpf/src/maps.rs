@@ -2,7 +2,7 @@
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
-    btf_maps::{Array, ArrayOfMaps, HashMap, PerCpuArray, PerCpuHashMap, SkStorage},
+    btf_maps::{Array, ArrayOfMaps, HashMap, PerCpuArray, PerCpuHashMap, RingBuf, SkStorage},
     macros::btf_map,
     programs::SockAddrContext,
 };
@@ -11,8 +11,8 @@ use revgate_common::{
     counter::Counter,
     decide::Steer,
     layout::{
-        ConnectionKey, Connections, MAX_CONNECTION_ENTRIES, MAX_SETS, Member, PEER_HIDDEN, Peer, Pin,
-        SetTable, Settings, Source, TABLE_FLAGS, Vip,
+        ConnectionKey, Connections, EVENT_BYTES, Event, EventAccount, MAX_CONNECTION_ENTRIES, MAX_SETS,
+        Member, PEER_HIDDEN, Peer, Pin, SetTable, Settings, Source, TABLE_FLAGS, Vip,
     },
 };
 
@@ -46,6 +46,10 @@ pub(crate) static CONNECTIONS: PerCpuHashMap<
 static SETTINGS: Array<Settings, 1> = Array::new();
 #[btf_map]
 static LEASE: Array<u64, 1> = Array::new();
+#[btf_map]
+pub(crate) static EVENTS: RingBuf<Event, EVENT_BYTES> = RingBuf::new();
+#[btf_map]
+static EVENT_ACCOUNTS: PerCpuArray<EventAccount, 1> = PerCpuArray::new();
 
 /// The table of a set.
 #[inline(always)]
@@ -87,14 +91,21 @@ pub(crate) fn lease() -> u64 {
     LEASE.get(0).copied().unwrap_or(0)
 }
 
-/// Counts an outcome.
+/// Counts an outcome, by the index of its [`Counter`].
 #[inline(always)]
-pub(crate) fn count(outcome: Counter) {
-    if let Some(counter) = COUNTERS.get_ptr_mut(outcome as u32) {
+pub(crate) fn count(outcome: u32) {
+    if let Some(counter) = COUNTERS.get_ptr_mut(outcome) {
         // SAFETY: this CPU's own element, and programs on one CPU do not preempt each other between load and store
         // often enough to matter for a count; the pointer is valid for the run.
         unsafe { *counter += 1 }
     }
+}
+
+/// This CPU's account of events; `None` cannot happen.
+#[inline(always)]
+pub(crate) fn event_account<'a>() -> Option<&'a mut EventAccount> {
+    // SAFETY: this CPU's own element, as for `count`; the pointer is valid for the run.
+    unsafe { EVENT_ACCOUNTS.get_ptr_mut(0)?.as_mut() }
 }
 
 /// Remembers where a socket was steered. When the kernel is out of memory the connect goes on: the socket then

@@ -6,6 +6,7 @@ use aya::{maps::MapInfo, programs::ProgramInfo};
 use revgate::{
     config::{FenceMode, KernelConfig, KernelMode},
     kernel::{Gate, Kernel, KernelError, Tenant, cgroup, detach, preflight, twin::Twin},
+    snapshot::slots::set_hash,
 };
 use revgate_common::layout::{PIN_DIRECTORY, map};
 use revgate_tests::{
@@ -84,7 +85,7 @@ fn steering_goes_on_without_the_agent_and_under_the_next_one() {
     assert_eq!(dial(vip).unwrap(), endpoint, "in force before anything is published");
     let tenants = node.reader().tenants().unwrap();
     assert_eq!(tenants.len(), 1);
-    assert_eq!(tenants[0].set, xxh64(b"chat", 0));
+    assert_eq!(tenants[0].set, set_hash("chat", &["prefill".into(), "decode".into()]));
     assert_eq!(tenants[0].generation, 5);
     assert_eq!(tenants[0].tenants, [Tenant { slot: 3, revision: xxh64(b"a", 0), epoch: 7 }]);
     // A second copy beside the first would count twice.

@@ -3,6 +3,7 @@
 //! Threads: the main one runs the Pod source, the admin server, configuration reload and signals; the owner of the
 //! state has its own (a kernel swap blocks); the proxy has one per worker.
 
+mod denied;
 mod kernel;
 mod observer;
 mod reload;
@@ -125,9 +126,11 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     let mut registry = metrics::registry(&scene, &no_match);
     let counted = proxy::Metrics::register(registry.sub_registry_with_prefix(metrics::PREFIX), no_match);
     let pinner = kernel.pinner().map_err(Failure::failed)?;
+    let events = kernel.events().map_err(Failure::failed)?;
     // Before a listener opens: of two agents that were given one address, the second ends here.
     let admin_socket = admin::bind(config.agent.admin).await.map_err(Failure::failed)?;
-    let mut proxy = Proxy::start(&config, published, &pinner, counted).map_err(Failure::failed)?;
+    let mut proxy =
+        Proxy::start(&config, Arc::clone(&published), &pinner, counted).map_err(Failure::failed)?;
     scene.listeners.store(Arc::new(listeners(&config, &proxy)));
     info!(admin = %config.agent.admin, sets = config.sets.len(), "started");
 
@@ -141,6 +144,9 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     let mut tasks = JoinSet::new();
     let admin = Admin::new(Arc::clone(&scene), Arc::new(registry));
     tasks.spawn(async { match admin.serve(admin_socket).await {} });
+    if let Some(events) = events {
+        tasks.spawn(denied::follow(events, published));
+    }
     let pods = FileSource::new(pods.clone(), kernel::cgroup_root(&config.agent.kernel));
     tasks.spawn(follow_pods(pods, changes, source));
     let (offers, mut offered) = mpsc::channel(1);

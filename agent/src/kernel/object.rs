@@ -4,8 +4,8 @@ use revgate_common::{
     address::Address,
     counter::Counter,
     layout::{
-        self, ConnectionKey, Connections, MAX_CONNECTION_ENTRIES, MAX_SETS, Member, Peer, Pin, SetTable,
-        Settings, Source, Vip,
+        self, ConnectionKey, Connections, EVENT_BYTES, EventAccount, MAX_CONNECTION_ENTRIES, MAX_SETS,
+        Member, Peer, Pin, SetTable, Settings, Source, Vip,
     },
 };
 
@@ -57,7 +57,10 @@ const NO_PREALLOC: u32 = 1;
 
 /// The shape of a map of the object.
 pub(super) fn shape(map: &str) -> Option<Shape> {
-    use layout::map::{CONNECTIONS, COUNTERS, LEASE, MEMBERS, PEERS, PINS, SETS, SETTINGS, SOURCES, VIPS};
+    use layout::map::{
+        CONNECTIONS, COUNTERS, EVENT_ACCOUNTS, EVENTS, LEASE, MEMBERS, PEERS, PINS, SETS, SETTINGS, SOURCES,
+        VIPS,
+    };
     let (map_type, key, value, entries, flags) = match map {
         SETS => (12, 4, 4, MAX_SETS, 0),
         VIPS | MEMBERS | SOURCES => (12, 4, 4, 1, 0),
@@ -69,6 +72,8 @@ pub(super) fn shape(map: &str) -> Option<Shape> {
         }
         SETTINGS => (2, 4, size_of::<Settings>(), 1, 0),
         LEASE => (2, 4, size_of::<u64>(), 1, 0),
+        EVENTS => (27, 0, 0, EVENT_BYTES, 0),
+        EVENT_ACCOUNTS => (6, 4, size_of::<EventAccount>(), 1, 0),
         _ => return None,
     };
     Some(Shape { map_type, key, value, entries, flags })

@@ -13,7 +13,7 @@ use std::{
 use bytemuck::bytes_of_mut;
 use revgate_common::{
     counter::Counter,
-    layout::{ConnectionKey, Connections, SetTable, map},
+    layout::{ConnectionKey, Connections, EventAccount, SetTable, map},
 };
 
 use super::{KernelError, pins::Pins, sys, tables::Tables, writer::set_name};
@@ -86,6 +86,20 @@ impl Reader {
             counts.push((counter, of_cpus.iter().sum()));
         }
         Ok(counts)
+    }
+
+    /// What became of the events of denied connects since the maps were made, over all CPUs.
+    pub fn events(&self) -> Result<EventAccount, KernelError> {
+        let accounts = self.shared.pins.open_map(map::EVENT_ACCOUNTS)?;
+        let mut of_cpus = vec![EventAccount::default(); self.shared.cpus];
+        sys::map_lookup(accounts.as_fd(), &0_u32, bytemuck::cast_slice_mut(&mut of_cpus))
+            .map_err(read_failed(map::EVENT_ACCOUNTS))?;
+        Ok(of_cpus.iter().fold(EventAccount::default(), |sum, of_cpu| EventAccount {
+            sent: sum.sent + of_cpu.sent,
+            skipped: sum.skipped + of_cpu.skipped,
+            lost: sum.lost + of_cpu.lost,
+            ..sum
+        }))
     }
 
     /// Opened and closed connections of every endpoint that ever had one, over all CPUs. One that has left its revision

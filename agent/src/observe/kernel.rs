@@ -25,6 +25,8 @@ pub struct KernelReading {
     pub tables: Vec<Option<u64>>,
     /// Outcomes of connects since the counters' map was made.
     pub counters: Vec<(Counter, u64)>,
+    /// What became of the events that tell of denied connects.
+    pub events: Events,
     /// Steered connections by endpoint and tenant.
     pub connections: Vec<EndpointConnections>,
     /// What the maps take, in bytes.
@@ -39,6 +41,17 @@ impl KernelReading {
     pub fn user_space(because: impl Into<String>) -> Self {
         Self { inactive_because: Some(because.into()), fence: "off".to_owned(), ..Self::default() }
     }
+}
+
+/// Events that tell of denied connects, which are a sample of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Events {
+    /// Came to the agent.
+    pub sent: u64,
+    /// Left out, because there were too many at a time.
+    pub skipped: u64,
+    /// Left out, because the agent did not read fast enough, or there was none.
+    pub lost: u64,
 }
 
 /// Steered connections of one endpoint while it was the tenant of (set, slot, epoch).

@@ -206,7 +206,9 @@ mod tests {
             &mut prometheus_client::registry::Registry::default(),
             StrictNoMatch::default(),
         );
-        let metrics = metrics.listener("decode", &"set".into(), super::super::metrics::Alive::default()).revision(&endpoint.revision);
+        let metrics = metrics
+            .listener("decode", &"set".into(), super::super::metrics::Alive::default())
+            .revision(&endpoint.revision);
         Target::new(Arc::new(endpoint), &view(), metrics)
     }
 

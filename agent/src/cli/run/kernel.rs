@@ -9,7 +9,7 @@ use crate::{
     kernel::{self, Kernel, KernelError, Pinner, Publish, cgroup},
     observe::{
         KernelReader, KernelReading,
-        kernel::{EndpointConnections, UserSpace},
+        kernel::{EndpointConnections, Events, UserSpace},
     },
     snapshot::{Snapshot, state::Tenants},
 };
@@ -79,6 +79,14 @@ impl Side {
         }
     }
 
+    /// Hears of denied connects.
+    pub(super) fn events(&self) -> Result<Option<kernel::Events>, KernelError> {
+        match self {
+            Self::Kernel { kernel, .. } => kernel.events().map(Some),
+            Self::UserSpace { .. } => Ok(None),
+        }
+    }
+
     pub(super) fn reader(&self) -> Box<dyn KernelReader> {
         match self {
             Self::Kernel { kernel, fence, .. } => Box::new(Reader { reader: kernel.reader(), fence }),
@@ -132,6 +140,7 @@ impl Reader {
         let sets = tenants.iter().map(|set| set.index + 1).max().unwrap_or(0);
         let tables = (0..sets).map(|at| tenants.iter().find(|set| set.index == at).map(|set| set.generation));
         let connections = self.reader.connections()?;
+        let events = self.reader.events()?;
         Ok(KernelReading {
             active: true,
             inactive_because: None,
@@ -139,6 +148,7 @@ impl Reader {
             acknowledged: self.reader.generation(),
             tables: tables.collect(),
             counters: self.reader.counters()?,
+            events: Events { sent: events.sent, skipped: events.skipped, lost: events.lost },
             connections: connections
                 .into_iter()
                 .map(|(key, counts)| EndpointConnections {

@@ -44,6 +44,13 @@ impl Collector for KernelSeries {
             "Connects that the kernel programs decided, by outcome",
             kernel.counters.iter().map(|(counter, count)| ([("outcome", counter.name())], *count)),
         )?;
+        let events = kernel.events;
+        families.counters(
+            "kernel_events",
+            "Events of denied connects: sent to the log, skipped as too many at a time, lost as nobody read them",
+            [("sent", events.sent), ("skipped", events.skipped), ("lost", events.lost)]
+                .map(|(fate, count)| ([("fate", fate)], count)),
+        )?;
         let revisions = snapshot.sets.iter().enumerate().flat_map(|(index, set)| {
             set.revisions.iter().map(move |revision| (index, set.name.as_ref(), revision))
         });
