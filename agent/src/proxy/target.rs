@@ -153,7 +153,7 @@ mod tests {
         config::{GatingMode, HeaderSelector, SelectorMode},
         gating::{Census, Distribution, Gating},
         observe::metrics::StrictNoMatch,
-        proxy::Metrics,
+        proxy::{Metrics, metrics::Alive},
     };
 
     const REVISION: HeaderName = HeaderName::from_static("x-revision");
@@ -206,9 +206,8 @@ mod tests {
             &mut prometheus_client::registry::Registry::default(),
             StrictNoMatch::default(),
         );
-        let metrics = metrics
-            .listener("decode", &"set".into(), super::super::metrics::Alive::default())
-            .revision(&endpoint.revision);
+        let metrics =
+            metrics.listener("decode", &"set".into(), Alive::default()).revision(&endpoint.revision);
         Target::new(Arc::new(endpoint), &view(), metrics)
     }
 
