@@ -31,7 +31,7 @@ async fn h7_an_engine_that_stops_reading_is_to_blame_not_its_client() {
     let upload = async {
         let head = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 60000000\r\n\r\n";
         sending.write_all(head).await.unwrap();
-        while sending.write_all(&[b'x'; 64 * 1024]).await.is_ok() {}
+        while sending.write_all(&[b'x'; 8 * 1024]).await.is_ok() {}
     };
     let mut read = [0; 32];
     let answer = async { soon(client.read_exact(&mut read)).await.unwrap() };
