@@ -33,6 +33,9 @@ plugins:
     revisionGating: {mode: max-role, requiredRoles: [decode]}
 ";
 
+/// Longer than any of these tests but the one of the lease runs.
+const RENEW_EVERY: Duration = Duration::from_hours(1);
+
 /// What happened, in order.
 #[derive(Clone, Default)]
 struct Diary(Arc<Mutex<Vec<String>>>);
@@ -64,6 +67,15 @@ impl Publish for FakeKernel {
         self.refuse = self.refuse.saturating_sub(1);
         self.diary.write(format!("{} {}", if refused { "refuse" } else { "kernel" }, describe(snapshot)));
         if refused { Err(KernelError::NotBuilt) } else { Ok(()) }
+    }
+
+    fn renew(&mut self) -> Result<(), KernelError> {
+        self.diary.write("renew".into());
+        Ok(())
+    }
+
+    fn renew_every(&self) -> Duration {
+        RENEW_EVERY
     }
 }
 
