@@ -236,3 +236,10 @@ async fn ends_when_its_inputs_do_and_publishes_what_came_last() {
     timeout(Duration::from_secs(60), case.task).await.expect("it ends").expect("without a panic");
     assert_eq!(case.diary.take(), ["kernel p", "readers p"]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_kernel_hears_of_the_agent_while_nothing_changes() {
+    let case = start(0);
+    pass(RENEW_EVERY * 2 + COALESCE).await;
+    assert_eq!(case.diary.take(), ["renew", "renew"]);
+}
