@@ -27,22 +27,23 @@ fn small(net: u8) -> World {
     World::of(revisions).vip(at(&format!("127.{net}.0.1:80")), 1, false)
 }
 
-/// The verifier is stricter with a loader that has only these: it suspects every branch of speculation, and lets no
-/// pointer go where a number is expected.
+/// The verifier is stricter with a loader that has only these: it walks what a processor may run ahead by
+/// speculation too, and lets no pointer go where a number is expected.
 #[test]
-fn with_two_capabilities_every_program_loads_and_stays_below_the_instruction_budget() {
+fn with_two_capabilities_every_program_loads_and_stays_below_twice_the_instruction_budget() {
+    let Some(mut node) = Node::enter("least", FenceMode::Enforce) else { return };
+    node.stop();
+    detach(node.config()).unwrap();
     // Capabilities are a thread's own.
     thread::scope(|scope| {
         let least = scope.spawn(|| {
-            if rustix::process::geteuid().is_root() {
-                let only = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
-                let sets =
-                    CapabilitySets { effective: only, permitted: only, inheritable: CapabilitySet::empty() };
-                set_capabilities(None, sets).unwrap();
-            }
-            let Some(node) = Node::enter("least", FenceMode::Enforce) else { return };
+            let only = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
+            let sets =
+                CapabilitySets { effective: only, permitted: only, inheritable: CapabilitySet::empty() };
+            set_capabilities(None, sets).unwrap();
+            node.restart();
             Twin::load(node.kernel()).unwrap();
-            within_the_budget(&node);
+            within_the_budget(&node, 4_000);
         });
         least.join().unwrap();
     });
@@ -51,14 +52,14 @@ fn with_two_capabilities_every_program_loads_and_stays_below_the_instruction_bud
 #[test]
 fn programs_stay_below_the_instruction_budget() {
     let Some(node) = Node::enter("budget", FenceMode::Enforce) else { return };
-    within_the_budget(&node);
+    within_the_budget(&node, 2_000);
 }
 
-fn within_the_budget(node: &Node) {
+fn within_the_budget(node: &Node, most: u32) {
     for program in PROGRAMS {
         let pin = node.config().bpffs.join(PIN_DIRECTORY).join("programs").join(program);
         let verified = ProgramInfo::from_pin(pin).unwrap().verified_instruction_count().unwrap();
-        assert!(verified < 2_000, "{program}: {verified} verified instructions");
+        assert!(verified < most, "{program}: {verified} verified instructions");
         println!("{program}: {verified} verified instructions");
     }
 }
