@@ -77,9 +77,22 @@ impl Gate {
             KernelMode::Required => Kernel::start(config).map(Self::Kernel),
             KernelMode::Auto => Ok(match Kernel::start(config) {
                 Ok(kernel) => Self::Kernel(kernel),
-                Err(error) => Self::UserSpace { reason: error.to_string() },
+                // The other one will end, and then this one can have it all: no reason to do with less for good.
+                Err(error @ KernelError::Locked { .. }) => return Err(error),
+                Err(error) => Self::UserSpace { reason: without(config, &error) },
             }),
         }
+    }
+}
+
+/// Why there are no programs of this agent, and that those of an earlier one go on, if they do.
+fn without(config: &KernelConfig, error: &KernelError) -> String {
+    if pins::anything_attached(&config.bpffs) {
+        format!(
+            "{error}; programs of an earlier agent still steer with its last tables (`revgate detach` removes them)"
+        )
+    } else {
+        error.to_string()
     }
 }
 
@@ -93,6 +106,9 @@ impl Kernel {
             return Err(KernelError::NotBuilt);
         }
         let cgroup = cgroup::find(config.cgroup.as_deref())?;
+        if let Some(partial) = cgroup::partial(&cgroup) {
+            tracing::warn!("{partial}");
+        }
         let (pins, lock) = Pins::open(&config.bpffs)?;
         if let Some(wrong) = pins.unusable()? {
             tracing::warn!(wrong, "pinned maps are not of this layout; making new ones");
@@ -111,7 +127,7 @@ impl Kernel {
 
     /// Pins sockets.
     pub fn pinner(&self) -> Result<Pinner, KernelError> {
-        Ok(Pinner::new(self.shared.pins.open_map(revgate_common::layout::map::PINS)?))
+        Pinner::new(self.shared.pins.open_map(revgate_common::layout::map::PINS)?)
     }
 
     /// Reads counters, connections, tenants and memory.

@@ -28,8 +28,9 @@ pub trait Tables {
     fn vip(&self, at: &Address) -> Option<&Vip>;
     /// The table of a set.
     fn set(&self, set: u16) -> Option<&SetTable>;
-    /// Whose address this is, if it is a member's. Asked with the very key, port included.
-    fn member(&self, at: &Address) -> Option<&Member>;
+    /// The members' addresses, as one question after another to the same table: whose is this very key, port included?
+    /// Asked for once in a decision, so that a swap between two questions shows in neither.
+    fn members<'t>(&'t self) -> Option<impl Fn(&Address) -> Option<&'t Member>>;
     /// The pin of the calling socket.
     fn pin(&self) -> Option<&Pin>;
     /// Who the calling process is, if it is known.
@@ -222,7 +223,8 @@ fn own(table: &SetTable, slot: u16, epoch: u32, role: u16) -> Option<&Range> {
 /// Whether the pinned endpoint is still an endpoint of that revision and role.
 #[inline(always)]
 fn still_good<T: Tables>(tables: &T, pin: &Pin, role: u16) -> bool {
-    tables.member(&pin.endpoint).is_some_and(|member| {
+    let member = tables.members().and_then(|whose| whose(&pin.endpoint));
+    member.is_some_and(|member| {
         member.flags & MEMBER_ENDPOINT != 0
             && member.set == pin.set
             && member.slot == pin.slot
@@ -263,10 +265,10 @@ fn at<T, const N: usize>(array: &[T; N], index: usize) -> &T {
 /// A connect straight to an address that is no VIP.
 #[inline(always)]
 fn fence<T: Tables>(tables: &T, to: &Address) -> Verdict {
-    let member = match tables.member(&to.any_port()) {
-        Some(member) if member.flags & MEMBER_BY_PORT != 0 => tables.member(to),
+    let member = tables.members().and_then(|whose| match whose(&to.any_port()) {
+        Some(member) if member.flags & MEMBER_BY_PORT != 0 => whose(to),
         whole => whole,
-    };
+    });
     let Some(member) = member else { return Verdict::Pass };
     let fence = tables.fence();
     if fence == FENCE_OFF || may_reach(tables, member) {

@@ -124,8 +124,8 @@ impl Tables for Live<'_> {
     }
 
     #[inline(always)]
-    fn member(&self, at: &Address) -> Option<&Member> {
-        maps::member(at)
+    fn members<'t>(&'t self) -> Option<impl Fn(&Address) -> Option<&'t Member>> {
+        maps::members()
     }
 
     #[inline(always)]

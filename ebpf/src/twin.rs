@@ -3,9 +3,9 @@
 use aya_ebpf::{macros::classifier, programs::TcContext};
 use revgate_common::{
     address::Address,
-    decide::{self, Draw, Family, Tables},
+    decide::{self, Draw, Family, Tables, Verdict},
     layout::{FENCE_OFF, Member, Pin, SetTable, Source, Vip},
-    twin::{Answer, NO_PIN, Trial},
+    twin::{AUDIT, Answer, DENY, NO_PIN, PASS, Trial},
 };
 
 use crate::maps;
@@ -19,12 +19,21 @@ const TOO_SHORT: i32 = 2;
 fn decide(ctx: TcContext) -> i32 {
     let Ok(trial) = ctx.load::<Trial>(0) else { return TOO_SHORT };
     let family = if trial.family == 4 { Family::V4 } else { Family::V6 };
-    let answer = Answer::from(decide::decide(&Trying(&trial), &trial.to, family));
-    match ctx.store(0, &answer, 0) {
-        Ok(()) => WORKED,
-        Err(_) => TOO_SHORT,
+    // Before the decision: a call between it and its arms makes the compiler load what only one of them has.
+    if ctx.store(0, &NOTHING, 0).is_err() {
+        return TOO_SHORT;
     }
+    let told = match decide::decide(&Trying(&trial), &trial.to, family) {
+        Verdict::Pass => ctx.store(0, &PASS, 0),
+        Verdict::Audit => ctx.store(0, &AUDIT, 0),
+        Verdict::Deny(counter) => ctx.store(0, &[DENY, counter as u32], 0),
+        Verdict::Steer(steer) => ctx.store(0, &Answer::from(Verdict::Steer(steer)), 0),
+    };
+    if told.is_ok() { WORKED } else { TOO_SHORT }
 }
+
+/// An answer without anything in it: what an arm does not say. Static for the reason given in `count`.
+static NOTHING: [u8; size_of::<Answer>()] = [0; size_of::<Answer>()];
 
 /// The published tables, for the caller that the packet describes.
 struct Trying<'a>(&'a Trial);
@@ -41,8 +50,8 @@ impl Tables for Trying<'_> {
     }
 
     #[inline(always)]
-    fn member(&self, at: &Address) -> Option<&Member> {
-        maps::member(at)
+    fn members<'t>(&'t self) -> Option<impl Fn(&Address) -> Option<&'t Member>> {
+        maps::members()
     }
 
     #[inline(always)]

@@ -41,8 +41,8 @@ impl decide::Tables for Shadow<'_> {
         self.tables.sets.get(usize::from(set)).map(|table| &**table)
     }
 
-    fn member(&self, at: &Address) -> Option<&Member> {
-        self.tables.members.get(at)
+    fn members<'t>(&'t self) -> Option<impl Fn(&Address) -> Option<&'t Member>> {
+        Some(|at: &Address| self.tables.members.get(at))
     }
 
     fn pin(&self) -> Option<&Pin> {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use revgate::{
-    cluster::{Cgroup, Pod, PodKey},
+    cluster::{Cgroup, Pod, PodKey, pod::ContainerPort},
     config::{GatingMode, VipConfig},
     gating::{Census, Distribution, Gating},
     snapshot::{Endpoint, RevisionView, SetView, Snapshot, SourceView, Vitals},
@@ -51,6 +51,8 @@ pub struct Revision {
     pub others: Vec<IpAddr>,
     /// Its Pods share their node's address.
     pub host_network: bool,
+    /// Ports that its Pods declare.
+    pub declared: Vec<u16>,
 }
 
 impl World {
@@ -121,7 +123,7 @@ impl Revision {
             terminating: false,
             host_network: self.host_network,
             created: 0,
-            ports: Vec::new(),
+            ports: self.declared.iter().map(|number| ContainerPort { name: None, number: *number }).collect(),
             cgroup: None,
         })
     }

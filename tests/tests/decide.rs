@@ -169,6 +169,22 @@ fn on_the_network_of_its_node_only_the_ports_of_a_pod_are_fenced() {
 }
 
 #[test]
+fn a_port_is_of_the_revision_whose_endpoint_it_is_not_of_one_that_only_declares_it() {
+    let endpoint = at("127.2.0.1:8000");
+    let shared = |name: &str, slot, epoch| Revision {
+        host_network: true,
+        declared: vec![8000],
+        others: vec![endpoint.ip()],
+        ..Revision::new(name, slot, epoch, &[&[], &[]])
+    };
+    let (declares, mut serves) = (shared("a", 0, 1), shared("b", 1, 2));
+    serves.endpoints[1].push(endpoint);
+    let tables = tables(&World::of(vec![declares, serves]));
+    let member = tables.members[&Address::from(endpoint)];
+    assert_eq!((member.flags, member.slot, member.epoch, member.role), (MEMBER_ENDPOINT, 1, 2, 1));
+}
+
+#[test]
 fn pods_are_looked_for_at_the_levels_where_most_are() {
     let mut world = World::of(vec![Revision::new("a", 0, 1, &[])]);
     for (id, level) in [(1, 3), (2, 3), (3, 4), (4, 5), (5, 5), (6, 2), (7, 2), (8, 9), (9, 9)] {

@@ -35,6 +35,10 @@ pub(super) fn attach(ebpf: &mut Ebpf, pins: &Pins, path: &Path) -> Result<(), Ke
     let failed = |program: &'static str| {
         move |source: io::Error| KernelError::Attach { program, cgroup: path.to_path_buf(), source }
     };
+    // All, before the first is attached: half of them would be worse than none.
+    for Hook { program, .. } in HOOKS {
+        verify(ebpf, program)?;
+    }
     let directory = File::open(path).map_err(failed("programs"))?;
     let id = cgroup::id(path)?;
     for Hook { program, attach_type } in HOOKS {
@@ -66,15 +70,22 @@ fn update(pins: &Pins, program: &str, cgroup: u64, fd: BorrowedFd<'_>) -> Result
 }
 
 /// Hands a program to the verifier, once.
-fn ready<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<BorrowedFd<'e>, KernelError> {
-    let refused = |source| KernelError::Load { source: Box::new(source) };
-    let missing = || KernelError::Load { source: format!("the object has no program {name}").into() };
-    let program = ebpf.program_mut(name).ok_or_else(missing)?;
-    match program {
-        Program::CgroupSockAddr(program) => program.load(),
-        Program::SockOps(program) => program.load(),
-        _ => return Err(missing()),
+fn verify(ebpf: &mut Ebpf, name: &str) -> Result<(), KernelError> {
+    match ebpf.program_mut(name) {
+        Some(Program::CgroupSockAddr(program)) => program.load(),
+        Some(Program::SockOps(program)) => program.load(),
+        _ => return Err(missing(name)),
     }
-    .map_err(refused)?;
-    Ok(program.fd().map_err(refused)?.as_fd())
+    .map_err(|source| KernelError::Load { source: Box::new(source) })
+}
+
+/// A program that passed the verifier.
+fn ready<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<BorrowedFd<'e>, KernelError> {
+    let program = ebpf.program(name).ok_or_else(|| missing(name))?;
+    let fd = program.fd().map_err(|source| KernelError::Load { source: Box::new(source) })?;
+    Ok(fd.as_fd())
+}
+
+fn missing(name: &str) -> KernelError {
+    KernelError::Load { source: format!("the object has no program {name}").into() }
 }
