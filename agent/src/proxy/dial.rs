@@ -242,7 +242,10 @@ mod tests {
     fn what_the_programs_refuse_is_nobodys_fault() {
         let at_once = |number, steered| DialError::at_once(io::Error::from_raw_os_error(number), steered);
         for denied in [Counter::DeniedStalePin, Counter::DeniedNoEndpoint, Counter::DeniedFence] {
-            assert!(matches!(at_once(decide::errno(denied), true), DialError::Denied(_)), "{denied:?}");
+            assert!(
+                matches!(at_once(decide::errno(denied as u32), true), DialError::Denied(_)),
+                "{denied:?}"
+            );
         }
         assert!(matches!(at_once(libc::EHOSTUNREACH, false), DialError::Endpoint(_)));
         assert!(matches!(at_once(libc::EADDRNOTAVAIL, true), DialError::Local(_)));
