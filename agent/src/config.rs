@@ -243,6 +243,8 @@ pub struct HttpConfig {
     pub connect_timeout: Duration,
     /// Longest time from the end of the request to the head of the response.
     pub response_timeout: Duration,
+    /// Longest time that an endpoint sends nothing in the middle of a response.
+    pub stream_idle_timeout: Duration,
     /// How long an idle connection to an endpoint is kept; below 5 s.
     pub pool_idle_timeout: Duration,
     /// Most idle connections per endpoint and worker.

@@ -102,9 +102,20 @@ impl Gate {
                 Ok(kernel) => Self::Kernel(kernel),
                 // The other one will end, and then this one can have it all: no reason to do with less for good.
                 Err(error @ KernelError::Locked { .. }) => return Err(error),
-                Err(error) => Self::UserSpace { reason: error.to_string() },
+                Err(error) => Self::UserSpace { reason: without(config, &error) },
             }),
         }
+    }
+}
+
+/// Why there are no programs of this agent, and that those of an earlier one go on, if they do.
+fn without(config: &KernelConfig, error: &KernelError) -> String {
+    if pins::anything_attached(&config.bpffs) {
+        format!(
+            "{error}; programs of an earlier agent still steer with its last tables (`revgate detach` removes them)"
+        )
+    } else {
+        error.to_string()
     }
 }
 
@@ -121,6 +132,9 @@ impl Kernel {
     /// other side, for tests.
     pub fn start_with(config: &KernelConfig, object: &[u8]) -> Result<Self, KernelError> {
         let cgroup = cgroup::find(config.cgroup.as_deref())?;
+        if let Some(partial) = cgroup::partial(&cgroup) {
+            tracing::warn!("{partial}");
+        }
         let (pins, lock) = Pins::open(&config.bpffs)?;
         // Agents with pins in different places exclude each other too.
         let locks = [lock, Lock::take(&cgroup)?];
@@ -145,7 +159,7 @@ impl Kernel {
 
     /// Pins sockets.
     pub fn pinner(&self) -> Result<Pinner, KernelError> {
-        Ok(Pinner::new(self.shared.pins.open_map(revgate_common::layout::map::PINS)?))
+        Pinner::new(self.shared.pins.open_map(revgate_common::layout::map::PINS)?)
     }
 
     /// Reads counters, connections, tenants and memory.

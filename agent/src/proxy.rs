@@ -24,6 +24,7 @@ mod link;
 mod listener;
 pub mod metrics;
 mod reply;
+mod room;
 mod table;
 mod target;
 pub mod tls;
@@ -42,7 +43,7 @@ use std::{
 
 use tokio::{
     runtime::{self, LocalOptions},
-    sync::{Semaphore, mpsc},
+    sync::mpsc,
 };
 
 pub use error::{ProxyError, Reason};
@@ -57,7 +58,9 @@ use crate::{
 use accept::Opened;
 use clock::Clock;
 use listener::Plan;
-use tls::TlsError;
+use metrics::Alive;
+use room::Room;
+use tls::{Identity, TlsError};
 use worker::{Command, Shared};
 
 /// Why listeners cannot be served.
@@ -100,7 +103,6 @@ pub struct Proxy {
     open: Vec<Live>,
     shared: Arc<Shared>,
     next: u64,
-    max_connections: usize,
 }
 
 /// A listener that is served.
@@ -108,6 +110,8 @@ struct Live {
     id: u64,
     plan: Plan,
     address: SocketAddr,
+    identity: Option<Arc<Identity>>,
+    alive: Alive,
 }
 
 impl Proxy {
@@ -125,7 +129,7 @@ impl Proxy {
             clock: Clock::start(),
             metrics,
             requests: AtomicUsize::new(0),
-            connections: Arc::new(Semaphore::new(bounded(http.max_connections))),
+            connections: Room::new(http.max_connections),
         });
         let count = if http.workers == 0 {
             thread::available_parallelism().map_or(1, NonZero::get)
@@ -139,9 +143,8 @@ impl Proxy {
                     .map_err(|source| StartError::Worker { worker, source })
             })
             .collect::<Result<_, _>>()?;
-        let max_connections = bounded(http.max_connections);
-        let mut proxy = Self { workers, ended, open: Vec::new(), shared, next: 0, max_connections };
-        proxy.open(Plan::all(config))?;
+        let mut proxy = Self { workers, ended, open: Vec::new(), shared, next: 0 };
+        proxy.open(Plan::all(config), &[])?;
         Ok(proxy)
     }
 
@@ -165,7 +168,7 @@ impl Proxy {
             std::mem::take(&mut self.open).into_iter().partition(|live| wanted.contains(&live.plan));
         let new = wanted.into_iter().filter(|plan| !kept.iter().any(|live| live.plan == *plan)).collect();
         self.open = kept;
-        if let Err(error) = self.open(new) {
+        if let Err(error) = self.open(new, &gone) {
             self.open.extend(gone);
             return Err(error);
         }
@@ -176,14 +179,26 @@ impl Proxy {
                 let revisions = snapshot.sets.iter().flat_map(|set| &set.revisions);
                 self.shared.metrics.forget_listener(
                     &live.plan.config.name,
+                    &live.alive,
                     revisions.map(|revision| Arc::clone(&revision.name)),
                 );
             }
         }
         let http = Arc::new(config.agent.http.clone());
-        self.resize(bounded(http.max_connections));
+        self.shared.connections.resize(http.max_connections);
+        self.renew_certificates();
         self.tell(|| Command::Configure(Arc::clone(&http)));
         Ok(())
+    }
+
+    /// Reads the certificates of every listener again. New connections get what has changed; a pair that cannot be
+    /// used is said once, and the last good one stays.
+    pub fn renew_certificates(&self) {
+        for live in &self.open {
+            if let Some(identity) = &live.identity {
+                identity.renew(&live.plan.config.name);
+            }
+        }
     }
 
     /// Ends politely: accepts until `delay` has passed, then lets every request finish until `deadline` has passed
@@ -202,42 +217,47 @@ impl Proxy {
         drained
     }
 
-    /// Binds and opens, all or nothing.
-    fn open(&mut self, plans: Vec<Plan>) -> Result<(), StartError> {
+    /// Binds and opens, all or nothing. `leaving` listen still.
+    fn open(&mut self, plans: Vec<Plan>, leaving: &[Live]) -> Result<(), StartError> {
         let mut bound = Vec::new();
         for plan in plans {
             let listener = || Arc::clone(&plan.config.name);
-            let tls = plan
-                .config
-                .tls
-                .as_ref()
-                .map(tls::load)
-                .transpose()
-                .map_err(|source| StartError::Tls { listener: listener(), source: Box::new(source) })?;
+            let unusable = |source| StartError::Tls { listener: listener(), source: Box::new(source) };
+            let files = plan.config.tls.as_ref();
+            let identity = files.map(Identity::load).transpose().map_err(unusable)?.map(Arc::new);
+            let tls = identity.as_ref().map(Identity::server).transpose().map_err(unusable)?;
             let mut address = plan.config.address;
             let failed =
                 |source| StartError::Bind { listener: listener(), address: plan.config.address, source };
+            // Nobody else may listen there, but this agent's own older listener may.
+            let own = leaving.iter().any(|live| live.address.port() == address.port());
+            let claim = if own { None } else { Some(accept::claim(address).map_err(failed)?) };
+            if let Some(claim) = &claim {
+                // Port 0 is the system's choice, once.
+                address = accept::address(claim).map_err(failed)?;
+            }
             let mut sockets = Vec::new();
             for _ in &self.workers {
-                let socket = accept::bind(address).map_err(failed)?;
-                // Port 0 is the system's choice, once.
-                address = socket.local_addr().map_err(failed)?;
-                sockets.push(socket);
+                sockets.push(accept::bind(address).map_err(failed)?);
             }
-            bound.push((plan, address, tls, sockets));
-        }
-        for (plan, address, tls, sockets) in bound {
-            let id = self.next;
+            bound.push((
+                Live { id: self.next, plan, address, identity, alive: Alive::default() },
+                tls,
+                sockets,
+            ));
             self.next += 1;
+        }
+        for (live, tls, sockets) in bound {
             let mut sockets = sockets.into_iter();
             for worker in &self.workers {
                 let Some(socket) = sockets.next() else { break };
-                let opened = Opened { id, plan: plan.clone(), socket, tls: tls.clone() };
+                let (id, plan, alive) = (live.id, live.plan.clone(), live.alive.clone());
+                let opened = Opened { id, plan, socket, tls: tls.clone(), alive };
                 // A worker that is gone has ended with its runtime; the others serve on.
                 let _ = worker.send(Command::Open(Box::new(opened)));
             }
-            tracing::info!(listener = %plan.config.name, %address, "listening");
-            self.open.push(Live { id, plan, address });
+            tracing::info!(listener = %live.plan.config.name, address = %live.address, "listening");
+            self.open.push(live);
         }
         Ok(())
     }
@@ -247,26 +267,10 @@ impl Proxy {
             let _ = worker.send(command());
         }
     }
-
-    fn resize(&mut self, connections: usize) {
-        let room = &self.shared.connections;
-        match connections.checked_sub(self.max_connections) {
-            Some(more) => room.add_permits(more),
-            None => {
-                room.forget_permits(self.max_connections - connections);
-            }
-        }
-        self.max_connections = connections;
-    }
 }
 
 /// How long a worker may take to drop what it has once the deadline has passed.
 const AFTER_DEADLINE: Duration = Duration::from_secs(1);
-
-/// No more than a semaphore can count.
-fn bounded(connections: usize) -> usize {
-    connections.min(Semaphore::MAX_PERMITS)
-}
 
 /// Starts a worker's thread, and waits until its runtime runs.
 fn spawn(

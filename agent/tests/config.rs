@@ -130,6 +130,7 @@ fn f3_every_field_of_the_agent_document_is_read() {
             max_requests: 2000,
             connect_timeout: Duration::from_millis(1500),
             response_timeout: Duration::from_hours(1),
+            stream_idle_timeout: Duration::from_secs(45),
             pool_idle_timeout: Duration::from_millis(4500),
             pool_max_idle: 8,
             retries: 1,

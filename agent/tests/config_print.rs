@@ -108,7 +108,7 @@ fn set(index: usize) -> impl Strategy<Value = SetConfig> {
 
 fn http() -> impl Strategy<Value = HttpConfig> {
     let sizes = (0..=1024_usize, 1024..=1_u64 << 34, 8192..=1_usize << 20, 1..=1000_usize, 1..=1000_usize);
-    let times = collection::vec(milliseconds(1..=86_400_000), 5);
+    let times = collection::vec(milliseconds(1..=86_400_000), 6);
     let rest = (milliseconds(1..=4999), 0..=100_usize, 0..=10_u32, 0.0..=1000.0, 0..=100_u32, any::<bool>());
     (sizes, times, rest).prop_map(|(sizes, times, rest)| {
         let time = |index: usize| times.get(index).copied().unwrap_or_default();
@@ -122,6 +122,7 @@ fn http() -> impl Strategy<Value = HttpConfig> {
             max_requests: sizes.4,
             connect_timeout: time(2),
             response_timeout: time(3),
+            stream_idle_timeout: time(5),
             pool_idle_timeout: rest.0,
             pool_max_idle: rest.1,
             retries: rest.2,

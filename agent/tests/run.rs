@@ -134,6 +134,15 @@ shutdown: {{delay: 0s, deadline: 20s}}
             rustix::process::kill_process(pid, signal).expect("it is ours");
         }
 
+        /// The soft and the hard limit of open files.
+        pub(crate) fn file_limits(&self) -> (String, String) {
+            let id = self.child.as_ref().and_then(Child::id).expect("it runs");
+            let limits = fs::read_to_string(format!("/proc/{id}/limits")).expect("procfs");
+            let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).expect("a limit");
+            let mut values = line.split_whitespace().map(str::to_owned);
+            (values.next().expect("soft"), values.next().expect("hard"))
+        }
+
         pub(crate) async fn exit_code(&mut self) -> Option<i32> {
             let child = self.child.as_mut().expect("it was started");
             timeout(PATIENCE, child.wait()).await.expect("it ends").expect("a child").code()
@@ -235,7 +244,7 @@ shutdown: {{delay: 0s, deadline: 20s}}
     }
 }
 
-use rustix::process::Signal;
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use support::{Agent, chat, engine, get, summary};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -366,4 +375,18 @@ async fn a_port_in_use_is_said_and_ends_the_start() {
     agent.start();
     assert_eq!(agent.exit_code().await, Some(1));
     assert!(agent.log().contains(&agent.decode.to_string()), "{}", agent.log());
+}
+
+#[tokio::test]
+async fn the_agent_takes_all_the_open_files_that_it_may() {
+    // What this process has as its soft limit is what the agent starts with.
+    let limit = getrlimit(Resource::Nofile);
+    let less = limit.maximum.and_then(|most| most.checked_sub(1));
+    setrlimit(Resource::Nofile, Rlimit { current: less, ..limit }).expect("below the hard limit");
+    let mut agent = Agent::prepare().await;
+    agent.pods([]);
+    agent.start();
+    agent.ready().await;
+    let (soft, hard) = agent.file_limits();
+    assert_eq!(soft, hard);
 }

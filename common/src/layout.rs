@@ -2,7 +2,7 @@
 //!
 //! One rule shapes all of it: a hash or array value can tear while it is updated, so everything that a connect
 //! decides on lives in *inner maps* that are written once, frozen, and swapped as a whole by one update of an
-//! outer array of maps. A connect looks up the outer map once and then sees one whole table.
+//! outer array of maps. A connect looks up each outer map once at most and then sees one whole table.
 //!
 //! A revision of a set has a *slot* while it has members, and every new tenant of a slot gets a new *epoch*.
 //! A pin, a member or a source that names (slot, epoch) is void as soon as the slot has moved on.
@@ -115,7 +115,7 @@ pub const SET_UNGATED: u32 = 1;
 
 /// Everything about one set that a connect needs, in one value: the whole snapshot of that set.
 ///
-/// About 400 KiB, most of it endpoints. A fixed size keeps the read path to plain loads with constant bounds, and
+/// About 330 KiB, most of it endpoints. A fixed size keeps the read path to plain loads with constant bounds, and
 /// a swap to one system call.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -194,8 +194,6 @@ pub struct Member {
 
 /// [`Source::kind`]: a member Pod of a set.
 pub const SOURCE_MEMBER: u32 = 1;
-/// [`Source::kind`]: a known Pod of no set.
-pub const SOURCE_OTHER: u32 = 2;
 
 /// Who runs in a cgroup. Keyed by the cgroup id of the Pod's own cgroup.
 #[repr(C)]
@@ -207,13 +205,14 @@ pub struct Source {
     pub slot: u16,
     /// The revision's epoch.
     pub epoch: u32,
-    /// [`SOURCE_MEMBER`] or [`SOURCE_OTHER`].
+    /// [`SOURCE_MEMBER`]; any other is as if the process were not known.
     pub kind: u32,
 }
 
 /// [`Pin::kind`]: the socket is the agent's, and pinned to a revision.
 pub const PIN_REVISION: u32 = 1;
-/// [`Pin::kind`]: the socket is the agent's, without a pin (health checks, scrapes).
+/// [`Pin::kind`]: the socket is the agent's, without a pin, for health checks and scrapes: the fence lets it through, and
+/// no VIP does. Nothing in the agent dials so yet.
 pub const PIN_AGENT: u32 = 2;
 
 /// The revision chosen for one socket, written through its file descriptor before `connect`.
@@ -363,6 +362,10 @@ pub struct EventAccount {
 
 const _: () = {
     assert!(size_of::<Address>() == 20);
+    assert!(
+        matches!(PIN_DIRECTORY.as_bytes(), [.., b'/', b'v', digit] if *digit as u32 == b'0' as u32 + VERSION),
+        "the directory's name has the version"
+    );
     assert!(size_of::<SetTable>().is_multiple_of(8));
     assert!(size_of::<SetTable>() < 400 * 1024);
     assert!(MAX_ENDPOINTS.is_power_of_two() && MAX_ENDPOINTS <= u16::MAX as usize);

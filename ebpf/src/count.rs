@@ -15,8 +15,8 @@ use crate::maps::{CONNECTIONS, PEERS};
 
 /// The only answer that matters: this program asks nothing of TCP.
 const GO: u32 = 1;
-/// What an endpoint starts with. Not a value on the stack: zeroing one is a call that steps over it with a variable
-/// index, which the verifier takes only from a loader with CAP_PERFMON.
+/// What an endpoint starts with. Not a value on the stack: zeroing one is a call of `memset`, which steps over it with
+/// a variable index, and the verifier takes that only from a loader with CAP_PERFMON.
 static NONE: Connections = Connections { opened: 0, closed: 0 };
 
 #[sock_ops]

@@ -3,9 +3,9 @@
 use aya_ebpf::{macros::classifier, programs::TcContext};
 use revgate_common::{
     address::Address,
-    decide::{self, Draw, Family, Tables},
+    decide::{self, Draw, Family, Tables, Verdict},
     layout::{FENCE_OFF, Member, Pin, SetTable, Source, Vip},
-    twin::{Answer, NO_PIN, Trial},
+    twin::{AUDIT, Answer, DENY, NO_PIN, PASS, Trial},
 };
 
 use crate::maps;
@@ -19,10 +19,24 @@ const TOO_SHORT: i32 = 2;
 fn decide(ctx: TcContext) -> i32 {
     let Ok(trial) = ctx.load::<Trial>(0) else { return TOO_SHORT };
     let family = if trial.family == 4 { Family::V4 } else { Family::V6 };
-    let answer = Answer::from(decide::decide(&Trying(&trial), &trial.to, family));
-    match ctx.store(0, &answer, 0) {
+    match answer(&ctx, decide::decide(&Trying(&trial), &trial.to, family)) {
         Ok(()) => WORKED,
         Err(_) => TOO_SHORT,
+    }
+}
+
+/// An answer without anything in it.
+static NOTHING: [u8; size_of::<Answer>()] = [0; size_of::<Answer>()];
+
+/// Writes the answer over the trial: what is not said from [`NOTHING`], for the reason given in `count`.
+#[inline(always)]
+fn answer(ctx: &TcContext, verdict: Verdict) -> Result<(), i64> {
+    ctx.store(0, &NOTHING, 0)?;
+    match verdict {
+        Verdict::Pass => ctx.store(0, &PASS, 0),
+        Verdict::Audit => ctx.store(0, &AUDIT, 0),
+        Verdict::Deny(counter) => ctx.store(0, &[DENY, counter as u32], 0),
+        Verdict::Steer(_) => ctx.store(0, &Answer::from(verdict), 0),
     }
 }
 

@@ -102,7 +102,7 @@ vips:
         let log = fs::File::create(self.file("log")).expect("a log");
         self.child = Some(self.command().stderr(log).spawn().expect("the agent starts"));
         let look = || self.ready().map_err(|_| fs::read_to_string(self.file("log")));
-        until("the agent is ready", look, |ready| matches!(ready, Ok(true)));
+        let _ = until("the agent is ready", look, |ready| matches!(ready, Ok(true)));
     }
 
     fn ready(&self) -> io::Result<bool> {

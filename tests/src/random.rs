@@ -84,6 +84,14 @@ fn revision_of(set: u8, slot: u8, counts: Counts) -> Revision {
     }
 }
 
+/// The set of an endpoint, as its address tells.
+fn set_of(endpoint: SocketAddr) -> u8 {
+    match endpoint.ip() {
+        IpAddr::V4(ip) => ip.octets()[1] - 100,
+        IpAddr::V6(ip) => ip.octets()[9],
+    }
+}
+
 fn epoch_of(set: u8, slot: u8) -> u32 {
     1 + 10 * u32::from(set) + u32::from(slot)
 }
@@ -162,9 +170,20 @@ impl Fate {
             Self::Pass => answer.verdict == PASS,
             Self::Deny(counter) => answer.verdict == DENY && answer.counter == *counter as u32,
             Self::Steer(to, counter) => {
+                let endpoint = SocketAddr::from(answer.endpoint);
+                let set = set_of(endpoint);
+                let epoch = match u8::try_from(answer.slot) {
+                    Ok(slot) => epoch_of(set, slot),
+                    // Of no revision.
+                    Err(_) => 0,
+                };
+                let ordinary = matches!(counter, Counter::SteeredOwn | Counter::SteeredWeight);
                 answer.verdict == STEER
                     && answer.counter == *counter as u32
-                    && to.contains(&(answer.slot, answer.endpoint.into()))
+                    && to.contains(&(answer.slot, endpoint))
+                    && answer.set == u16::from(set)
+                    && answer.epoch == epoch
+                    && answer.hidden == u32::from(ordinary)
             }
         }
     }

@@ -145,7 +145,7 @@ fn a_new_generation_alone_is_no_change() {
 #[test]
 fn an_unknown_kernel_gets_everything_and_loses_the_sets_that_are_no_more() {
     let new = tables(&World::of(vec![]));
-    let writes = plan(&Before::Unknown(vec![0, 3]), &new);
+    let writes = plan(&Before::Unknown(vec![(0, new.sets[0].set), (3, 1)]), &new);
     let dropped: Vec<_> =
         writes.iter().filter_map(|w| if let Write::DropSet(set) = w { Some(*set) } else { None }).collect();
     assert_eq!(dropped, [3]);
@@ -174,6 +174,22 @@ fn on_the_network_of_its_node_only_the_ports_of_a_pod_are_fenced() {
     assert_eq!(shadow::decide(&tables, &trial).counter, Counter::DeniedFence as u32);
     trial.to = at("127.2.0.1:22").into();
     assert_eq!(shadow::decide(&tables, &trial).verdict, PASS);
+}
+
+#[test]
+fn a_port_is_of_the_revision_whose_endpoint_it_is_not_of_one_that_only_declares_it() {
+    let endpoint = at("127.2.0.1:8000");
+    let shared = |name: &str, slot, epoch| Revision {
+        host_network: true,
+        declared: vec![8000],
+        others: vec![endpoint.ip()],
+        ..Revision::new(name, slot, epoch, &[&[], &[]])
+    };
+    let (declares, mut serves) = (shared("a", 0, 1), shared("b", 1, 2));
+    serves.endpoints[1].push(endpoint);
+    let tables = tables(&World::of(vec![declares, serves]));
+    let member = tables.members[&Address::from(endpoint)];
+    assert_eq!((member.flags, member.slot, member.epoch, member.role), (MEMBER_ENDPOINT, 1, 2, 1));
 }
 
 #[test]

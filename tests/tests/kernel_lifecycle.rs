@@ -1,11 +1,11 @@
 //! Start, restart, detach and what is pinned in between (K8, K9, K12), counting (K11), and the budget (K6).
 
-use std::fs;
+use std::{fs, thread};
 
 use aya::{maps::MapInfo, programs::ProgramInfo};
 use revgate::{
     config::{FenceMode, KernelConfig, KernelMode},
-    kernel::{Gate, Kernel, KernelError, Tenant, cgroup, detach, preflight},
+    kernel::{Gate, Kernel, KernelError, Tenant, cgroup, detach, preflight, twin::Twin},
     snapshot::slots::set_hash,
 };
 use revgate_common::layout::{PIN_DIRECTORY, map};
@@ -15,6 +15,7 @@ use revgate_tests::{
     node::{Node, join},
     world::{Revision, World},
 };
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use socket2::Domain;
 use xxhash_rust::xxh64::xxh64;
 
@@ -26,9 +27,34 @@ fn small(net: u8) -> World {
     World::of(revisions).vip(at(&format!("127.{net}.0.1:80")), 1, false)
 }
 
+/// The verifier is stricter with a loader that has only these: it suspects every branch of speculation, and lets no
+/// pointer go where a number is expected.
+#[test]
+fn with_two_capabilities_every_program_loads_and_stays_below_the_instruction_budget() {
+    // Capabilities are a thread's own.
+    thread::scope(|scope| {
+        let least = scope.spawn(|| {
+            if rustix::process::geteuid().is_root() {
+                let only = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
+                let sets =
+                    CapabilitySets { effective: only, permitted: only, inheritable: CapabilitySet::empty() };
+                set_capabilities(None, sets).unwrap();
+            }
+            let Some(node) = Node::enter("least", FenceMode::Enforce) else { return };
+            Twin::load(node.kernel()).unwrap();
+            within_the_budget(&node);
+        });
+        least.join().unwrap();
+    });
+}
+
 #[test]
 fn programs_stay_below_the_instruction_budget() {
     let Some(node) = Node::enter("budget", FenceMode::Enforce) else { return };
+    within_the_budget(&node);
+}
+
+fn within_the_budget(node: &Node) {
     for program in PROGRAMS {
         let pin = node.config().bpffs.join(PIN_DIRECTORY).join("programs").join(program);
         let verified = ProgramInfo::from_pin(pin).unwrap().verified_instruction_count().unwrap();
@@ -78,6 +104,24 @@ fn two_agents_do_not_run_on_the_same_pins() {
     let Some(node) = Node::enter("lock", FenceMode::Enforce) else { return };
     assert!(matches!(Kernel::start(node.config()), Err(KernelError::Locked { .. })));
     assert!(matches!(detach(node.config()), Err(KernelError::Locked { .. })));
+    let auto = KernelConfig { mode: KernelMode::Auto, ..node.config().clone() };
+    let opened = Gate::open(&auto);
+    assert!(matches!(opened, Err(KernelError::Locked { .. })), "no reason to gate in user space: {opened:?}");
+}
+
+#[test]
+fn without_programs_of_its_own_an_agent_says_that_those_of_an_earlier_one_go_on() {
+    let Some(mut node) = Node::enter("earlier", FenceMode::Enforce) else { return };
+    node.stop();
+    let reason = |node: &Node| {
+        let config =
+            KernelConfig { mode: KernelMode::Auto, cgroup: Some("/proc".into()), ..node.config().clone() };
+        let Ok(Gate::UserSpace { reason }) = Gate::open(&config) else { panic!("no cgroup2 at /proc") };
+        reason
+    };
+    assert!(reason(&node).contains("an earlier agent still steer"), "{}", reason(&node));
+    detach(node.config()).unwrap();
+    assert!(!reason(&node).contains("an earlier agent"), "{}", reason(&node));
 }
 
 #[test]
@@ -154,6 +198,31 @@ fn connections_are_counted_by_endpoint_until_their_revision_is_gone() {
     world.sets[0].revisions[0].epoch = 9;
     node.publish(&world.snapshot(3));
     assert_eq!(counts(&node), []);
+}
+
+#[test]
+fn connections_of_an_endpoint_that_left_its_living_revision_are_forgotten_once_closed() {
+    let Some(mut node) = Node::enter("churn", FenceMode::Enforce) else { return };
+    let mut world = small(75);
+    let vip = world.vips[0].address;
+    node.publish(&world.snapshot(1));
+    let socket = tcp_socket(Domain::IPV4);
+    socket.connect(&vip.into()).unwrap();
+    echo::answer(&mut &socket).unwrap();
+    let known = |node: &Node| node.reader().connections().unwrap().len();
+    let (first, second) = (world.sets[0].revisions[0].endpoints[1][0], echo::tcp("127.75.1.2"));
+    let mut serve = |node: &mut Node, endpoint, generation| {
+        world.sets[0].revisions[0].endpoints[1] = vec![endpoint];
+        node.publish(&world.snapshot(generation));
+    };
+    serve(&mut node, second, 2);
+    assert_eq!(known(&node), 1, "it still runs");
+    socket.set_linger(Some(std::time::Duration::ZERO)).unwrap();
+    drop(socket);
+    serve(&mut node, first, 3);
+    assert_eq!(known(&node), 1, "an endpoint keeps its counts");
+    serve(&mut node, second, 4);
+    assert_eq!(known(&node), 0);
 }
 
 #[test]

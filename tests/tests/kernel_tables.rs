@@ -68,9 +68,11 @@ fn a_swap_under_way_never_mixes_one_table_with_another() {
     let worlds = [world([1, 2], 40), world([3, 4], 10)];
     node.publish(&worlds[0].snapshot(1));
     let (done, decided) = (AtomicBool::new(false), AtomicU64::new(0));
+    // Of each world.
+    let steered = [AtomicU64::new(0), AtomicU64::new(0)];
     thread::scope(|scope| {
         for seed in 0..2_u32 {
-            let (twin, done, decided) = (&twin, &done, &decided);
+            let (twin, done, decided, steered) = (&twin, &done, &decided, &steered);
             scope.spawn(move || {
                 let mut draw = seed;
                 while !done.load(Ordering::Relaxed) {
@@ -97,6 +99,7 @@ fn a_swap_under_way_never_mixes_one_table_with_another() {
                     if answer.verdict == STEER {
                         let endpoint = SocketAddr::from(answer.endpoint);
                         assert!(endpoints(answer.epoch).contains(&endpoint), "{answer:?}");
+                        steered[usize::from(answer.epoch > 2)].fetch_add(1, Ordering::Relaxed);
                         assert!(
                             pin.kind == 0 || answer.epoch == 1,
                             "a pin never leaves its tenant: {answer:?}"
@@ -105,14 +108,18 @@ fn a_swap_under_way_never_mixes_one_table_with_another() {
                 }
             });
         }
-        let swaps = 60;
-        for generation in 2..2 + swaps {
+        let both = || steered.iter().all(|of_world| of_world.load(Ordering::Relaxed) > 0);
+        for generation in 2.. {
             node.publish(&worlds[usize::try_from(generation % 2).unwrap()].snapshot(generation));
+            // At least sixty, and as many as a busy machine needs.
+            if generation > 60 && both() || generation > 6000 {
+                break;
+            }
         }
         done.store(true, Ordering::Relaxed);
     });
-    println!("{decided:?} decisions during 60 swaps");
-    assert!(decided.into_inner() > 0);
+    println!("{decided:?} decisions, {steered:?} steered");
+    assert!(steered.into_iter().all(|of_world| of_world.into_inner() > 0), "both worlds were in force");
 }
 
 #[test]

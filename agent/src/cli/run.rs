@@ -13,12 +13,12 @@ use std::{
     net::SocketAddr,
     sync::Arc,
     thread,
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use arc_swap::ArcSwap;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::{sync::mpsc, task::JoinSet};
+use tokio::{sync::mpsc, task::JoinSet, time::MissedTickBehavior};
 use tracing::{error, info, warn};
 
 use super::{
@@ -48,6 +48,9 @@ use observer::Teller;
 
 /// Changes that may wait for the owner; a source beyond that waits itself.
 const QUEUE: usize = 8192;
+
+/// How often certificates are looked at. They are renewed days before they end.
+const CERTIFICATES: Duration = Duration::from_secs(10);
 
 /// Run the agent.
 #[derive(Debug, clap::Args)]
@@ -124,10 +127,11 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     let counted = proxy::Metrics::register(registry.sub_registry_with_prefix(metrics::PREFIX), no_match);
     let pinner = kernel.pinner().map_err(Failure::failed)?;
     let events = kernel.events().map_err(Failure::failed)?;
+    // Before a listener opens: of two agents that were given one address, the second ends here.
+    let admin_socket = admin::bind(config.agent.admin).await.map_err(Failure::failed)?;
     let mut proxy =
         Proxy::start(&config, Arc::clone(&published), &pinner, counted).map_err(Failure::failed)?;
     scene.listeners.store(Arc::new(listeners(&config, &proxy)));
-    let admin_socket = admin::bind(config.agent.admin).await.map_err(Failure::failed)?;
     info!(admin = %config.agent.admin, sets = config.sets.len(), "started");
 
     let owner = thread::Builder::new()
@@ -150,9 +154,12 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     tasks.spawn(reload::follow(file.path.clone(), file.node.clone(), current, reload, offers));
 
     let mut shutdown = config.agent.shutdown.clone();
+    let mut certificates = tokio::time::interval(CERTIFICATES);
+    certificates.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let signal = loop {
         tokio::select! {
             signal = signals.next() => break signal,
+            _ = certificates.tick() => proxy.renew_certificates(),
             Some(reload::Offer { config, answer }) = offered.recv() => {
                 let taken = proxy.reconfigure(&config).map_err(|error| error.to_string());
                 if taken.is_ok() {

@@ -110,6 +110,7 @@ fn http(value: &Value<'_>) -> Option<HttpConfig> {
         max_requests: fields.or("maxRequests", d.max_requests, |value| value.integer(MOST)),
         connect_timeout: duration(&mut fields, "connectTimeout", d.connect_timeout, DAY),
         response_timeout: duration(&mut fields, "responseTimeout", d.response_timeout, DAY),
+        stream_idle_timeout: duration(&mut fields, "streamIdleTimeout", d.stream_idle_timeout, DAY),
         pool_idle_timeout: duration(&mut fields, "poolIdleTimeout", d.pool_idle_timeout, LONGEST_POOL_IDLE),
         pool_max_idle: fields.or("poolMaxIdle", d.pool_max_idle, |value| value.integer(0..=65_536)),
         retries: fields.or("retries", d.retries, |value| value.integer(0..=10)),

@@ -69,6 +69,8 @@ impl Default for HttpConfig {
             connect_timeout: Duration::from_secs(3),
             // The time to the first byte of a long prompt in a queue; 10 minutes is what OpenAI's clients wait.
             response_timeout: Duration::from_mins(10),
+            // Envoy's stream_idle_timeout. Between two tokens passes far less, preemption and a long tool call included.
+            stream_idle_timeout: Duration::from_mins(5),
             // uvicorn, which serves vLLM and SGLang, closes idle connections at 5 s: be first, by a margin.
             pool_idle_timeout: Duration::from_secs(4),
             pool_max_idle: 64,

@@ -69,6 +69,13 @@ pub fn find(configured: Option<&Path>) -> Result<PathBuf, CgroupError> {
     Err(refused)
 }
 
+/// What it means that a configured cgroup is not the root; `None` for the root.
+pub(super) fn partial(path: &Path) -> Option<String> {
+    prove(path).err()?;
+    let path = path.display();
+    Some(format!("{path} is not the root of cgroup2: processes outside of it are neither steered nor fenced"))
+}
+
 /// The id of a cgroup, as the programs see it: the inode of its directory.
 pub fn id(path: &Path) -> Result<u64, CgroupError> {
     let metadata =

@@ -1,6 +1,6 @@
 //! What can go wrong between the agent and the kernel.
 
-use std::{io, path::PathBuf};
+use std::{borrow::Cow, io, path::PathBuf};
 
 use super::tables::TooLarge;
 
@@ -125,13 +125,53 @@ fn permission(error: &io::Error) -> &'static str {
 /// An error and its causes in one line: the loader keeps the useful part below.
 fn causes(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
-    let mut next = error.source();
+    let mut hint = "";
+    let mut next = Some(error);
     while let Some(cause) = next {
         let cause_text = cause.to_string();
         if !text.contains(&cause_text) {
             text = format!("{text}: {cause_text}");
         }
+        if let Some(error) = cause.downcast_ref() {
+            hint = permission(error);
+        }
         next = cause.source();
     }
-    text
+    format!("{}{hint}", bounded(&text))
+}
+
+/// Most bytes of the start of a message, which says what failed.
+const HEAD: usize = 512;
+/// Most bytes of the end of a message, where the verifier says why.
+const TAIL: usize = 1024;
+
+/// The start and the end of a text: the verifier's log has thousands of lines between them.
+fn bounded(text: &str) -> Cow<'_, str> {
+    let (head, rest) = text.split_at(text.floor_char_boundary(HEAD));
+    let (middle, tail) = rest.split_at(rest.ceil_char_boundary(rest.len().saturating_sub(TAIL)));
+    match middle.len() {
+        0 => text.into(),
+        left_out => format!("{head} [{left_out} bytes] {tail}").into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_long_verifier_log_the_start_and_the_end_are_told_and_what_may_be_missing() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("the program is refused: {log}")]
+        struct Refused {
+            log: String,
+            source: io::Error,
+        }
+        let log = format!("{}R5 pointer arithmetic", "0: (b7) r1 = 0 \u{2026}\n".repeat(1000));
+        let error = Refused { log, source: io::Error::from_raw_os_error(libc::EACCES) };
+        let text = KernelError::Load { source: Box::new(error) }.to_string();
+        assert!(text.len() < 2048, "{}", text.len());
+        assert!(text.starts_with("load the kernel object: the program is refused"), "{text}");
+        assert!(text.contains("R5 pointer arithmetic") && text.contains("CAP_BPF"), "{text}");
+    }
 }

@@ -38,6 +38,10 @@ pub(super) fn load(object: &[u8], pins: &Pins) -> Result<Ebpf, KernelError> {
 pub(super) fn attach(ebpf: &mut Ebpf, pins: &Pins, path: &Path) -> Result<Option<Takeover>, KernelError> {
     let failed =
         |source: io::Error| KernelError::Attach { program: "programs", cgroup: path.to_path_buf(), source };
+    // All, before the first is attached: half of them would be worse than none.
+    for Hook { program, .. } in HOOKS {
+        verify(ebpf, program)?;
+    }
     let directory = File::open(path).map_err(failed)?;
     let id = cgroup::id(path)?;
     let left = Left::find(pins, id)?;
@@ -100,15 +104,22 @@ fn update(pins: &Pins, program: &str, cgroup: u64, fd: BorrowedFd<'_>) -> Result
 }
 
 /// Hands a program to the verifier, once.
-fn ready<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<BorrowedFd<'e>, KernelError> {
-    let refused = |source| KernelError::Load { source: Box::new(source) };
-    let missing = || KernelError::Load { source: format!("the object has no program {name}").into() };
-    let program = ebpf.program_mut(name).ok_or_else(missing)?;
-    match program {
-        Program::CgroupSockAddr(program) => program.load(),
-        Program::SockOps(program) => program.load(),
-        _ => return Err(missing()),
+fn verify(ebpf: &mut Ebpf, name: &str) -> Result<(), KernelError> {
+    match ebpf.program_mut(name) {
+        Some(Program::CgroupSockAddr(program)) => program.load(),
+        Some(Program::SockOps(program)) => program.load(),
+        _ => return Err(missing(name)),
     }
-    .map_err(refused)?;
-    Ok(program.fd().map_err(refused)?.as_fd())
+    .map_err(|source| KernelError::Load { source: Box::new(source) })
+}
+
+/// A program that passed the verifier.
+fn ready<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<BorrowedFd<'e>, KernelError> {
+    let program = ebpf.program(name).ok_or_else(|| missing(name))?;
+    let fd = program.fd().map_err(|source| KernelError::Load { source: Box::new(source) })?;
+    Ok(fd.as_fd())
+}
+
+fn missing(name: &str) -> KernelError {
+    KernelError::Load { source: format!("the object has no program {name}").into() }
 }

@@ -3,13 +3,13 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     sync::Arc,
 };
 
 use revgate_common::layout::{self, Pin};
 
-use super::sys;
+use super::{KernelError, sys};
 
 /// Writes pins into socket storage. Cheap to clone; one per worker.
 #[derive(Clone, Debug, Default)]
@@ -19,8 +19,10 @@ pub struct Pinner {
 }
 
 impl Pinner {
-    pub(super) fn new(pins: OwnedFd) -> Self {
-        Self { pins: Some(Arc::new(pins)) }
+    pub(super) fn new(pins: OwnedFd) -> Result<Self, KernelError> {
+        sys::map_fits(pins.as_fd(), size_of::<RawFd>(), Some(size_of::<Pin>()))
+            .map_err(|source| KernelError::Read { table: layout::map::PINS, source })?;
+        Ok(Self { pins: Some(Arc::new(pins)) })
     }
 
     /// Without kernel programs (K12): pins nothing, and endpoints are dialled by their own address.
@@ -51,7 +53,9 @@ impl Pinner {
     pub fn pin(&self, socket: BorrowedFd<'_>, pin: &Pin) -> io::Result<()> {
         match &self.pins {
             // A socket storage map in user space is keyed by the socket's descriptor.
-            Some(pins) => sys::map_update(pins.as_fd(), &socket.as_raw_fd(), pin),
+            // SAFETY: its sizes were looked at in `new`.
+            #[expect(unsafe_code, reason = "bpf(2)")]
+            Some(pins) => unsafe { sys::map_update_fitting(pins.as_fd(), &socket.as_raw_fd(), pin) },
             None => Ok(()),
         }
     }

@@ -283,6 +283,13 @@ pub(super) fn is_read_only(path: &Path) -> bool {
     rustix::fs::statvfs(path).is_ok_and(|of| of.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
+/// Whether there are pinned links, of any version, below a bpffs mount.
+pub(super) fn anything_attached(bpffs: &Path) -> bool {
+    let versions = bpffs.join(Path::new(PIN_DIRECTORY).parent().unwrap_or(Path::new("")));
+    let versions = names(&versions).unwrap_or_default().into_iter().map(|version| versions.join(version));
+    versions.into_iter().any(|version| names(&version.join("links")).is_ok_and(|links| !links.is_empty()))
+}
+
 fn failed(action: &'static str, path: &Path, source: io::Error) -> KernelError {
     KernelError::Pin { action, path: path.to_path_buf(), source }
 }
@@ -331,9 +338,13 @@ fn names(directory: &Path) -> Result<Vec<String>, KernelError> {
 
 /// How a pinned map differs from what it should be.
 fn differs(path: &Path, want: object::Shape, whole: bool) -> Result<Option<String>, KernelError> {
-    let read = |error: aya::maps::MapError| failed("look at", path, io::Error::other(error));
-    let info = MapInfo::from_pin(path).map_err(read)?;
-    let map_type = info.map_type().map_err(read)? as u32;
+    drop(sys::open(path).map_err(|source| failed("open", path, source))?);
+    // What opens and cannot be read as a map is none.
+    let read = MapInfo::from_pin(path).and_then(|info| Ok((info.map_type()? as u32, info)));
+    let (map_type, info) = match read {
+        Ok(read) => read,
+        Err(error) => return Ok(Some(format!("{} is no map: {error}", path.display()))),
+    };
     let size = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
     let has = object::Shape {
         map_type,

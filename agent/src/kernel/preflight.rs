@@ -45,7 +45,10 @@ pub fn checks(config: &KernelConfig) -> Vec<Check> {
         capability(capabilities, CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"),
     ];
     checks.push(match cgroup::find(config.cgroup.as_deref()) {
-        Ok(path) => Check::new("cgroup2", true, path.display().to_string(), ""),
+        Ok(path) => {
+            let found = cgroup::partial(&path).unwrap_or_else(|| path.display().to_string());
+            Check::new("cgroup2", true, found, "")
+        }
         // These errors say what to do.
         Err(error) => Check::new("cgroup2", false, "not usable", error.to_string()),
     });

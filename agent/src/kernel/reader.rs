@@ -102,8 +102,8 @@ impl Reader {
         }))
     }
 
-    /// Opened and closed connections of every endpoint that ever had one, over all CPUs, until its revision is gone
-    /// and its last connection closed.
+    /// Opened and closed connections of every endpoint that ever had one, over all CPUs. One that has left its revision
+    /// is told until its last connection is closed, and then until the next one leaves.
     pub fn connections(&self) -> Result<Vec<(ConnectionKey, Connections)>, KernelError> {
         self.shared.connections()
     }
@@ -176,14 +176,11 @@ impl Shared {
         self.generation.store(generation, Ordering::Release);
     }
 
-    /// Removes the counts of endpoints whose revision has left and whose connections are all closed, so that the map
-    /// holds what is alive.
+    /// Removes the counts of what is no endpoint of its revision any more and whose connections are all closed, so that
+    /// the map holds what is alive, however often Pods come and go.
     pub(super) fn forget_closed(&self, tables: &Tables) -> Result<(), KernelError> {
         for (key, counts) in self.connections()? {
-            let set = tables.sets.get(usize::from(key.set));
-            let slot = set.and_then(|set| set.slots.get(usize::from(key.slot)));
-            let tenant = slot.is_some_and(|slot| slot.epoch == key.epoch);
-            if !tenant && counts.opened == counts.closed {
+            if counts.opened == counts.closed && !tables.has_endpoint(&key) {
                 sys::map_delete(self.connections.as_fd(), &key)
                     .map_err(|source| KernelError::Write { table: map::CONNECTIONS, source })?;
             }

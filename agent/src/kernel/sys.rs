@@ -23,6 +23,8 @@ pub(super) use attached::{Attached, LinkInfo, attached, link_info, links};
 pub(super) const HASH: u32 = 1;
 /// An array (`BPF_MAP_TYPE_ARRAY`).
 pub(super) const ARRAY: u32 = 2;
+/// Maps with a value for each CPU: `BPF_MAP_TYPE_PERCPU_HASH`, `BPF_MAP_TYPE_PERCPU_ARRAY`.
+const PER_CPU: [u32; 2] = [5, 6];
 
 /// Commands, `enum bpf_cmd`.
 #[derive(Clone, Copy)]
@@ -146,16 +148,72 @@ impl Element {
     }
 }
 
-/// Sets one element. The map must have keys `K` and values `V`.
+/// Refuses a map whose keys and values do not have these sizes (values of all CPUs, for a per-CPU map): the kernel
+/// copies as many bytes as the map has, not as many as are there.
+pub(super) fn map_fits(map: BorrowedFd<'_>, key: usize, value: Option<usize>) -> io::Result<()> {
+    /// The start of `struct bpf_map_info`.
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct Info {
+        map_type: u32,
+        id: u32,
+        key: u32,
+        value: u32,
+    }
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct Ask {
+        fd: u32,
+        length: u32,
+        info: u64,
+    }
+    let mut info = Info::zeroed();
+    let mut attr = Ask { fd: raw(map), length: size(size_of::<Info>())?, info: address_mut(&mut info) };
+    // SAFETY: `info` is ours alone and as long as said.
+    #[expect(unsafe_code, reason = "bpf(2)")]
+    unsafe {
+        bpf(Command::ObjInfo, &mut attr)?;
+    }
+    let has = |bytes: u32| usize::try_from(bytes).map_err(io::Error::other);
+    let per_cpu = PER_CPU.contains(&info.map_type);
+    let cpus = if per_cpu { aya::util::nr_cpus().map_err(|(_, error)| error)? } else { 1 };
+    let one = if per_cpu { has(info.value)?.next_multiple_of(8) } else { has(info.value)? };
+    if has(info.key)? == key && value.is_none_or(|value| one * cpus == value) {
+        Ok(())
+    } else {
+        Err(io::Error::other(format!(
+            "the map has keys of {} and values of {one} * {cpus} bytes, not {key} and {value:?}",
+            info.key
+        )))
+    }
+}
+
+/// Sets one element of a map with keys `K` and values `V`; another map is refused.
 ///
 /// Writing an outer map of maps returns once no program sees the old inner map (an RCU grace period).
 pub(super) fn map_update<K: Pod, V: Pod>(map: BorrowedFd<'_>, key: &K, value: &V) -> io::Result<()> {
-    let mut attr = Element::new(map, address(key), address(value));
-    // SAFETY: key and value live through the call and have the sizes that the map's are documented to have.
+    map_fits(map, size_of::<K>(), Some(size_of::<V>()))?;
+    // SAFETY: just looked at.
     #[expect(unsafe_code, reason = "bpf(2)")]
     unsafe {
-        bpf(Command::MapUpdate, &mut attr).map(drop)
+        map_update_fitting(map, key, value)
     }
+}
+
+/// Sets one element, without looking at the map each time.
+///
+/// # Safety
+///
+/// The map must have keys `K` and values `V`, see [`map_fits`].
+#[expect(unsafe_code, reason = "for every connection of the agent one call is enough")]
+pub(super) unsafe fn map_update_fitting<K: Pod, V: Pod>(
+    map: BorrowedFd<'_>,
+    key: &K,
+    value: &V,
+) -> io::Result<()> {
+    let mut attr = Element::new(map, address(key), address(value));
+    // SAFETY: key and value live through the call and have the map's sizes, says the caller.
+    unsafe { bpf(Command::MapUpdate, &mut attr).map(drop) }
 }
 
 /// Points an element of a map of maps to `inner`.
@@ -183,6 +241,7 @@ pub(super) fn map_fill<K: Pod, V: Pod>(map: BorrowedFd<'_>, keys: &[K], values: 
     if keys.len() != values.len() {
         return Err(io::Error::other("as many keys as values"));
     }
+    map_fits(map, size_of::<K>(), Some(size_of::<V>()))?;
     let mut attr = Batch {
         keys: address(keys),
         values: address(values),
@@ -197,17 +256,19 @@ pub(super) fn map_fill<K: Pod, V: Pod>(map: BorrowedFd<'_>, keys: &[K], values: 
     }
 }
 
-/// Reads one element into `value`, which is as long as the map's values are (for per-CPU maps: of all CPUs).
-/// False: there is no such element.
+/// Reads one element into `value`, which is as long as the map's values are (for per-CPU maps: of all CPUs); a map of
+/// other sizes is refused. False: there is no such element.
 pub(super) fn map_lookup<K: Pod>(map: BorrowedFd<'_>, key: &K, value: &mut [u8]) -> io::Result<bool> {
+    map_fits(map, size_of::<K>(), Some(value.len()))?;
     let mut attr = Element::new(map, address(key), address_mut(value));
-    // SAFETY: the key lives through the call, and `value` is ours alone and as long as documented.
+    // SAFETY: the key lives through the call, `value` is ours alone, and both have the map's sizes.
     #[expect(unsafe_code, reason = "bpf(2)")]
     found(unsafe { bpf(Command::MapLookup, &mut attr) })
 }
 
-/// The key after `key`, or the first.
+/// The key after `key`, or the first. A map of other keys is refused.
 pub(super) fn map_next_key<K: Pod>(map: BorrowedFd<'_>, key: Option<&K>) -> io::Result<Option<K>> {
+    map_fits(map, size_of::<K>(), None)?;
     let mut next = K::zeroed();
     let mut attr = Element::new(map, key.map_or(0, address), address_mut(&mut next));
     // SAFETY: both keys live through the call and have the map's key size; a null key asks for the first.
@@ -216,8 +277,9 @@ pub(super) fn map_next_key<K: Pod>(map: BorrowedFd<'_>, key: Option<&K>) -> io::
     Ok(found(result)?.then_some(next))
 }
 
-/// Removes one element. False: there is no such element.
+/// Removes one element; a map of other keys is refused. False: there is no such element.
 pub(super) fn map_delete<K: Pod>(map: BorrowedFd<'_>, key: &K) -> io::Result<bool> {
+    map_fits(map, size_of::<K>(), None)?;
     let mut attr = Element::new(map, address(key), 0);
     // SAFETY: the key lives through the call and has the map's key size.
     #[expect(unsafe_code, reason = "bpf(2)")]
@@ -337,4 +399,26 @@ pub(super) fn test_run(program: BorrowedFd<'_>, packet: &mut [u8]) -> io::Result
         bpf(Command::ProgTestRun, &mut attr)?;
     }
     Ok(attr.returned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_of_other_sizes_is_refused_before_the_kernel_copies_anything() {
+        // Needs CAP_BPF; the privileged tests see to it that there is one.
+        let Ok(map) = map_create::<u32, [u64; 4]>(HASH, 1, 0, "sizes") else { return };
+        let map = map.as_fd();
+        map_update(map, &1_u32, &[1_u64; 4]).unwrap();
+        assert!(map_update(map, &1_u32, &1_u64).is_err());
+        assert!(map_update(map, &1_u64, &[1_u64; 4]).is_err());
+        assert!(map_lookup(map, &1_u32, &mut [0; 8]).is_err());
+        assert!(map_next_key::<u64>(map, None).is_err());
+        assert!(map_delete(map, &1_u64).is_err());
+        assert!(map_fill(map, &[1_u32], &[1_u64]).is_err());
+        let mut value = [0_u64; 4];
+        assert!(map_lookup(map, &1_u32, bytemuck::bytes_of_mut(&mut value)).unwrap());
+        assert_eq!(value, [1; 4]);
+    }
 }

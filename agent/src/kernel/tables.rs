@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use revgate_common::{
     address::Address,
     layout::{
-        self, FENCE_AUDIT, FENCE_ENFORCE, FENCE_OFF, MAX_ENDPOINTS, MAX_REVISIONS, MAX_ROLES, MAX_SETS,
-        MEMBER_BY_PORT, MEMBER_ENDPOINT, Member, Range, SET_UNGATED, SOURCE_LEVELS, SOURCE_MEMBER, SetTable,
-        Settings, Slot, Source, VIP_ANCHOR, VIP_LEASED, VIP_MEMBERS_ONLY, Vip,
+        self, ANY_SLOT, ConnectionKey, FENCE_AUDIT, FENCE_ENFORCE, FENCE_OFF, MAX_ENDPOINTS, MAX_REVISIONS,
+        MAX_ROLES, MAX_SETS, MEMBER_BY_PORT, MEMBER_ENDPOINT, Member, Range, SET_UNGATED, SOURCE_LEVELS,
+        SOURCE_MEMBER, SetTable, Settings, Slot, Source, VIP_ANCHOR, VIP_LEASED, VIP_MEMBERS_ONLY, Vip,
     },
     pick::LastDraws,
 };
@@ -91,8 +91,15 @@ impl Tables {
         for (index, set) in (0_u8..).zip(&snapshot.sets) {
             tables.sets.push(set_table(set, snapshot.generation)?);
             tables.add_anchors(index, set);
+            for revision in &set.revisions {
+                tables.add_endpoints(u16::from(index), revision);
+            }
+        }
+        // After all endpoints: where Pods share their node's address, a port is whose endpoint it is, not of those who
+        // only declare it.
+        for (index, set) in (0_u16..).zip(&snapshot.sets) {
             for revision in set.revisions.iter().chain(&set.left_out) {
-                tables.add_members(u16::from(index), revision);
+                tables.add_addresses(index, revision);
             }
         }
         for vip in &snapshot.vips {
@@ -112,27 +119,52 @@ impl Tables {
         }
     }
 
-    /// Every address of a revision. An address in two sets stays with the first.
-    fn add_members(&mut self, set: u16, revision: &RevisionView) {
-        let member = |role, flags| Member { set, slot: revision.slot, epoch: revision.epoch, role, flags };
+    /// The endpoints of a revision. One in two sets stays with the first.
+    fn add_endpoints(&mut self, set: u16, revision: &RevisionView) {
+        let RevisionView { slot, epoch, .. } = *revision;
         for (role, endpoints) in (0_u16..).zip(&revision.endpoints) {
+            let member = Member { set, slot, epoch, role, flags: MEMBER_ENDPOINT };
             for endpoint in endpoints {
-                let key = endpoint.address.into();
-                self.members.entry(key).or_insert_with(|| member(role, MEMBER_ENDPOINT));
-                self.add_whole(&endpoint.pod, Address::any_port(&key), member(u16::MAX, 0));
+                self.members.entry(endpoint.address.into()).or_insert(member);
             }
+        }
+    }
+
+    /// The whole addresses of a revision, and the ports that its Pods on their node's network declare. One in two sets
+    /// stays with the first.
+    fn add_addresses(&mut self, set: u16, revision: &RevisionView) {
+        let RevisionView { slot, epoch, .. } = *revision;
+        let member = Member { set, slot, epoch, role: u16::MAX, flags: 0 };
+        for endpoint in revision.endpoints.iter().flatten() {
+            self.add_whole(&endpoint.pod, Address::from(endpoint.address).any_port(), member);
         }
         for pod in &revision.members {
             for ip in &pod.ips {
-                self.add_whole(pod, std::net::SocketAddr::new(*ip, 0).into(), member(u16::MAX, 0));
+                self.add_whole(pod, std::net::SocketAddr::new(*ip, 0).into(), member);
                 if pod.host_network {
                     for port in &pod.ports {
                         let key = std::net::SocketAddr::new(*ip, port.number).into();
-                        self.members.entry(key).or_insert_with(|| member(u16::MAX, 0));
+                        self.members.entry(key).or_insert(member);
                     }
                 }
             }
         }
+    }
+
+    /// Whether this is still an endpoint of that tenant; with [`ANY_SLOT`], of that set.
+    #[must_use]
+    pub fn has_endpoint(&self, of: &ConnectionKey) -> bool {
+        let Some(set) = self.sets.get(usize::from(of.set)) else { return false };
+        let ranges = match set.slots.get(usize::from(of.slot)) {
+            _ if of.slot == ANY_SLOT => &set.any,
+            Some(slot) if slot.epoch == of.epoch => &slot.ranges,
+            _ => return false,
+        };
+        let mut runs = ranges.iter().flat_map(|r| [(r.v4_start, r.v4_count), (r.v6_start, r.v6_count)]);
+        runs.any(|(start, count)| {
+            let run = set.endpoints.iter().skip(start.into()).take(count.into());
+            run.into_iter().any(|endpoint| *endpoint == of.endpoint)
+        })
     }
 
     /// A Pod's whole address; for a Pod on its node's network only a note that ports of it are members'.

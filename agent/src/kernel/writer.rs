@@ -7,7 +7,10 @@ use std::{
 };
 
 use bytemuck::Pod;
-use revgate_common::layout::{SetTable, TABLE_FLAGS, map};
+use revgate_common::{
+    address::Address,
+    layout::{MEMBER_ENDPOINT, Member, SetTable, TABLE_FLAGS, map},
+};
 
 use super::{
     KernelError,
@@ -80,7 +83,7 @@ impl Writer {
         for write in plan(&before, &tables) {
             self.execute(write)?;
         }
-        if current.is_none_or(|before| tenants_left(&before, &tables)) {
+        if current.is_none_or(|before| anything_left(&before, &tables)) {
             self.shared.forget_closed(&tables)?;
         }
         self.shared.acknowledge(snapshot.generation, tables.unseen_sources);
@@ -89,9 +92,13 @@ impl Writer {
     }
 }
 
-/// Whether a revision left its slot: its connection counts may then go.
-fn tenants_left(before: &Tables, after: &Tables) -> bool {
-    before.sets.len() > after.sets.len()
+/// Whether a revision left its slot, or an endpoint its revision: connection counts may then go.
+fn anything_left(before: &Tables, after: &Tables) -> bool {
+    let endpoint_left = |(at, member): (&Address, &Member)| {
+        member.flags & MEMBER_ENDPOINT != 0 && after.members.get(at) != Some(member)
+    };
+    before.members.iter().any(endpoint_left)
+        || before.sets.len() > after.sets.len()
         || before.sets.iter().zip(&after.sets).any(|(before, after)| {
             before.slots.iter().zip(&after.slots).any(|(old, new)| old.epoch != 0 && old.epoch != new.epoch)
         })

@@ -11,15 +11,14 @@ use std::{
 
 use rustls::ServerConfig;
 use socket2::{Domain, Protocol as SocketProtocol, Socket, TcpKeepalive, Type};
-use tokio::{
-    net::TcpStream,
-    sync::{OwnedSemaphorePermit, oneshot},
-};
+use tokio::{net::TcpStream, sync::oneshot};
 use tokio_rustls::TlsAcceptor;
 
 use super::{
     client::{Client, serve, serve_tls},
     listener::{Listener, Plan},
+    metrics::Alive,
+    room::Seat,
 };
 
 /// Connections that may wait to be accepted, per worker.
@@ -38,13 +37,35 @@ pub(super) struct Opened {
     pub(super) socket: TcpListener,
     /// Serve TLS.
     pub(super) tls: Option<Arc<ServerConfig>>,
+    /// Until the listener's series are dropped.
+    pub(super) alive: Alive,
+}
+
+/// Takes an address for this process alone, to be held while [`bind`] follows: the sockets that share it would share
+/// it with those of another agent as well, and in silence.
+pub(super) fn claim(address: SocketAddr) -> io::Result<Socket> {
+    let socket = socket(address)?;
+    socket.bind(&address.into())?;
+    Ok(socket)
+}
+
+/// Where a socket is bound.
+pub(super) fn address(socket: &Socket) -> io::Result<SocketAddr> {
+    let address = socket.local_addr()?;
+    address.as_socket().ok_or_else(|| io::Error::other("the socket has no IP address"))
+}
+
+/// A socket that old connections of a stopped agent do not hinder.
+fn socket(address: SocketAddr) -> io::Result<Socket> {
+    let socket =
+        Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(SocketProtocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    Ok(socket)
 }
 
 /// Binds one of several sockets to an address; the kernel spreads connections over them.
 pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket =
-        Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(SocketProtocol::TCP))?;
-    socket.set_reuse_address(true)?;
+    let socket = socket(address)?;
     socket.set_reuse_port(true)?;
     // Accepted sockets inherit these: no system call per connection.
     socket.set_tcp_nodelay(true)?;
@@ -69,21 +90,25 @@ pub(super) async fn run(opened: Opened, listener: Rc<Listener>, mut stopped: one
         }
     };
     let acceptor = opened.tls.map(TlsAcceptor::from);
+    let room = &listener.worker.shared.connections;
+    let mut waiting = Vec::new();
     loop {
-        let connections = Arc::clone(&listener.worker.shared.connections);
-        let permit = tokio::select! {
-            permit = connections.acquire_owned() => match permit {
-                Ok(permit) => permit,
-                Err(_) => return,
-            },
-            _ = &mut stopped => break,
-        };
         let accepted = tokio::select! {
             accepted = socket.accept() => accepted,
             _ = &mut stopped => break,
         };
         match accepted {
-            Ok((stream, _)) => start(stream, acceptor.clone(), &listener, permit, false),
+            // Only a connection that is there takes room: a listener that waits for one holds none.
+            Ok((stream, _)) => {
+                let seat = tokio::select! {
+                    seat = room.enter() => seat,
+                    _ = &mut stopped => {
+                        waiting.push(stream);
+                        break;
+                    }
+                };
+                start(stream, acceptor.clone(), &listener, seat, false);
+            }
             Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
                 tracing::warn!(listener = %opened.plan.config.name, %error, "connections wait");
                 tokio::time::sleep(OUT_OF_DESCRIPTORS).await;
@@ -94,19 +119,16 @@ pub(super) async fn run(opened: Opened, listener: Rc<Listener>, mut stopped: one
     }
     let mut cx = Context::from_waker(Waker::noop());
     while let Poll::Ready(Ok((stream, _))) = socket.poll_accept(&mut cx) {
-        let Ok(permit) = Arc::clone(&listener.worker.shared.connections).try_acquire_owned() else { return };
-        start(stream, acceptor.clone(), &listener, permit, true);
+        waiting.push(stream);
+    }
+    drop(socket);
+    for stream in waiting {
+        start(stream, acceptor.clone(), &listener, room.enter().await, true);
     }
 }
 
 /// Serves a connection on a task of its own.
-fn start(
-    stream: TcpStream,
-    acceptor: Option<TlsAcceptor>,
-    listener: &Rc<Listener>,
-    permit: OwnedSemaphorePermit,
-    last: bool,
-) {
+fn start(stream: TcpStream, acceptor: Option<TlsAcceptor>, listener: &Rc<Listener>, seat: Seat, last: bool) {
     let client = Rc::new(Client::new(listener.id, listener.worker.ticker.clone()));
     if last {
         client.finish();
@@ -120,7 +142,7 @@ fn start(
             Some(acceptor) => serve_tls(stream, acceptor, Rc::clone(&listener), client).await,
         }
         listener.metrics.connections.dec();
-        drop(permit);
+        drop(seat);
         drop(registered);
     });
 }

@@ -3,6 +3,9 @@
 //! Timers per request are dear and seldom fire. A connection only notes what it does (waiting for a head, idle,
 //! busy, blocked in a write) with the worker's coarse time, and the worker's sweep looks at all of them twice a second.
 
+mod stream;
+mod turns;
+
 use std::{
     cell::{Cell, RefCell},
     convert::Infallible,
@@ -22,16 +25,16 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite},
     net::TcpStream,
 };
-use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_rustls::TlsAcceptor;
 
-use super::{clock::Ticker, forward::respond, listener::Listener};
+use super::{clock::Ticker, error::Reason, forward::respond, listener::Listener};
 use crate::config::HttpConfig;
-
-/// How every HTTP/2 connection begins (RFC 9113, 3.4).
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+use stream::{Protocol, Reset, Stream, detect};
+pub(super) use turns::Turn;
+use turns::Turns;
 
 /// What a connection is told from outside.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,6 +76,10 @@ pub(super) struct Client {
     /// An endpoint broke off in the middle of a response.
     broken: Cell<bool>,
     order: Cell<Order>,
+    /// When it was told to finish; 0: it was not.
+    told: Cell<u64>,
+    /// Of the responses on their way.
+    turns: Turns,
     waker: RefCell<Option<Waker>>,
     ticker: Ticker,
 }
@@ -91,19 +98,30 @@ impl Client {
             end_delimits: Cell::new(false),
             broken: Cell::new(false),
             order: Cell::new(Order::Serve),
+            told: Cell::new(0),
+            turns: Turns::default(),
             waker: RefCell::new(None),
             ticker,
         }
     }
 
-    /// A request's head is there.
-    pub(super) fn began(&self) {
+    /// A request's head is there. The turn is its response's.
+    pub(super) fn began(&self) -> Turn {
         self.in_flight.set(self.in_flight.get() + 1);
         self.phase.set(Phase::Busy);
+        // With one response at a time, a write that waits says as much.
+        if self.multiplexed.get() { self.turns.take() } else { Turn::default() }
+    }
+
+    /// The response of that turn is handed on, or its next part is waited for: the connection must ask for more
+    /// until `by`.
+    pub(super) fn must_ask(&self, turn: &Turn, by: u64) {
+        self.turns.set(turn, by);
     }
 
     /// A request is over, its response's last byte handed on.
-    pub(super) fn ended(&self, now: u64) {
+    pub(super) fn ended(&self, turn: &Turn, now: u64) {
+        self.turns.give_back(turn);
         let left = self.in_flight.get().saturating_sub(1);
         self.in_flight.set(left);
         if left == 0 {
@@ -119,6 +137,7 @@ impl Client {
     /// Tells it to finish what is in flight and close.
     pub(super) fn finish(&self) {
         if self.order.get() == Order::Serve {
+            self.told.set(self.ticker.now());
             self.give(Order::Finish);
         }
     }
@@ -128,19 +147,23 @@ impl Client {
         let over = |since: u64, limit: std::time::Duration| {
             u128::from(now.saturating_sub(since)) >= limit.as_millis()
         };
-        let blocked = self.blocked.get();
-        let stuck = blocked != 0 && over(blocked, http.idle_timeout);
-        let late = match self.phase.get() {
-            Phase::Head(since) => over(since, http.head_timeout),
-            Phase::Idle(since) => blocked == 0 && over(since.max(self.wrote.get()), http.idle_timeout),
-            Phase::Busy => false,
+        let (blocked, wrote, told) = (self.blocked.get(), self.wrote.get(), self.told.get());
+        let stuck = blocked != 0 && over(blocked, http.idle_timeout) || self.turns.missed(now);
+        let (late, since) = match self.phase.get() {
+            Phase::Head(since) => (over(since, http.head_timeout), since),
+            Phase::Idle(since) => (blocked == 0 && over(since.max(wrote), http.idle_timeout), since),
+            Phase::Busy => (false, now),
         };
-        if stuck {
+        // A goodbye that nobody answers: the last bytes of a response may still go out, but not for ever.
+        let since = since.max(told);
+        let quiet = blocked == 0 && over(since.max(wrote), http.head_timeout);
+        let deaf = told != 0 && (quiet || over(since, http.idle_timeout));
+        // HTTP/2 says goodbye first; HTTP/1.1 has nothing to say in the middle of a head.
+        let multiplexed = self.multiplexed.get();
+        if stuck || multiplexed && deaf || !multiplexed && late {
             self.give(Order::Abort);
         } else if late {
-            // HTTP/2 says goodbye first; HTTP/1.1 has nothing to say in the middle of a head.
-            let order = if self.multiplexed.get() { Order::Finish } else { Order::Abort };
-            self.give(order);
+            self.finish();
         }
     }
 
@@ -184,7 +207,7 @@ pub(super) async fn serve<S>(
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Reset + 'static,
 {
-    let mut stream = Stream { inner: stream, first: Vec::new(), at: 0, client: Rc::clone(&client) };
+    let mut stream = Stream::new(stream, Rc::clone(&client));
     let protocol = match protocol {
         Some(protocol) => protocol,
         None => match until_ordered(&client, detect(&mut stream)).await {
@@ -193,6 +216,7 @@ pub(super) async fn serve<S>(
         },
     };
     let http = listener.worker.http();
+    let metrics = Rc::clone(&listener.metrics);
     let service = {
         let client = Rc::clone(&client);
         service_fn(move |request: Request<Incoming>| {
@@ -209,7 +233,13 @@ pub(super) async fn serve<S>(
                 .max_header_size(http.max_head)
                 .max_buf_size(http.max_head.max(MIN_BUFFER))
                 .serve_connection(TokioIo::new(stream), service);
-            drive(&client, connection, last, http1::Connection::graceful_shutdown).await;
+            if let Err(error) = drive(&client, connection, last, http1::Connection::graceful_shutdown).await
+                && error.is_parse()
+            {
+                // hyper has refused it; no request came of it.
+                let reason = if error.is_parse_too_large() { Reason::HeadTooLarge } else { Reason::BadHead };
+                metrics.refused(reason);
+            }
         }
         Protocol::Http2 => {
             client.multiplexed.set(true);
@@ -217,7 +247,8 @@ pub(super) async fn serve<S>(
                 .timer(TokioTimer::new())
                 .max_header_list_size(u32::try_from(http.max_head).unwrap_or(u32::MAX))
                 .serve_connection(TokioIo::new(stream), service);
-            drive(&client, connection, false, http2::Connection::graceful_shutdown).await;
+            // What is wrong with a stream is answered on that stream, and nobody is told.
+            let _ = drive(&client, connection, false, http2::Connection::graceful_shutdown).await;
         }
     }
 }
@@ -247,10 +278,14 @@ pub(super) async fn serve_tls(
 const MIN_BUFFER: usize = 64 * 1024;
 
 /// Polls a connection until it is over or told to end.
-async fn drive<C, E>(client: &Client, connection: C, mut told: bool, finish: impl Fn(Pin<&mut C>))
+async fn drive<C>(
+    client: &Client,
+    connection: C,
+    mut told: bool,
+    finish: impl Fn(Pin<&mut C>),
+) -> hyper::Result<()>
 where
-    C: Future<Output = Result<(), E>>,
-    E: std::error::Error,
+    C: Future<Output = hyper::Result<()>>,
 {
     let mut connection = pin!(connection);
     let result = poll_fn(|cx| {
@@ -266,9 +301,10 @@ where
         connection.as_mut().poll(cx)
     })
     .await;
-    if let Err(error) = result {
+    if let Err(error) = &result {
         tracing::debug!(%error, "client connection ended");
     }
+    result
 }
 
 /// Waits for a future; a connection that is told to end gets no more time for it.
@@ -285,129 +321,6 @@ async fn until_ordered<F: Future>(client: &Client, future: F) -> Option<F::Outpu
     .await
 }
 
-/// What a client speaks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Protocol {
-    /// HTTP/1.1, or 1.0.
-    Http1,
-    /// HTTP/2, by ALPN or by prior knowledge.
-    Http2,
-}
-
-/// Looks at the first bytes: HTTP/2 by prior knowledge begins with a preface that no HTTP/1 method does.
-async fn detect<S: AsyncRead + Unpin + Reset>(stream: &mut Stream<S>) -> io::Result<Protocol> {
-    let mut first = Vec::with_capacity(4096);
-    loop {
-        if stream.inner.read_buf(&mut first).await? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let protocol = if first.starts_with(PREFACE) {
-            Protocol::Http2
-        } else if PREFACE.starts_with(&first) {
-            continue;
-        } else {
-            Protocol::Http1
-        };
-        stream.first = first;
-        return Ok(protocol);
-    }
-}
-
-/// A stream whose first bytes were looked at, and whose traffic is noted.
-struct Stream<S: Reset> {
-    inner: S,
-    first: Vec<u8>,
-    at: usize,
-    client: Rc<Client>,
-}
-
-impl<S: AsyncRead + Unpin + Reset> AsyncRead for Stream<S> {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        if let Some(rest) = this.first.get(this.at..)
-            && !rest.is_empty()
-        {
-            let (now, _) = rest.split_at(rest.len().min(buffer.remaining()));
-            buffer.put_slice(now);
-            this.at += now.len();
-            if this.at == this.first.len() {
-                this.first = Vec::new();
-                this.at = 0;
-            }
-            return Poll::Ready(Ok(()));
-        }
-        let before = buffer.filled().len();
-        let polled = Pin::new(&mut this.inner).poll_read(cx, buffer);
-        if buffer.filled().len() > before {
-            this.client.read_something();
-        }
-        polled
-    }
-}
-
-impl<S: AsyncWrite + Unpin + Reset> AsyncWrite for Stream<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.inner).poll_write(cx, data);
-        self.client.wrote(&polled);
-        polled
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        data: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.inner).poll_write_vectored(cx, data);
-        self.client.wrote(&polled);
-        polled
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(cx)
-    }
-}
-
-/// A stream that can be broken so that its peer sees an error, not an end.
-pub(super) trait Reset {
-    /// Makes the close that follows a reset.
-    fn reset(&self);
-}
-
-impl Reset for TcpStream {
-    fn reset(&self) {
-        if let Err(error) = self.set_zero_linger() {
-            tracing::debug!(%error, "a broken stream could not be reset");
-        }
-    }
-}
-
-impl Reset for TlsStream<TcpStream> {
-    fn reset(&self) {
-        self.get_ref().0.reset();
-    }
-}
-
-impl<S: Reset> Drop for Stream<S> {
-    /// Everywhere else the framing tells a broken body from a whole one.
-    fn drop(&mut self) {
-        if self.client.broken.get() && self.client.end_delimits.get() {
-            self.inner.reset();
-        }
-    }
-}
-
 /// Runs HTTP/2 streams on the worker that owns their connection; they end with the worker's runtime.
 #[derive(Clone, Copy, Debug)]
 struct Local;
@@ -417,3 +330,6 @@ impl<F: Future<Output = ()> + 'static> Executor<F> for Local {
         tokio::task::spawn_local(future);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,12 +4,12 @@
 //! back: an entry in a table, where a timer would be two walks through a timer wheel. The price is precision: a
 //! deadline fires up to one sweep late.
 
-use std::{cell::RefCell, task::Waker};
+use std::{cell::RefCell, rc::Rc, task::Waker};
 
 /// The deadlines of one worker's requests.
 #[derive(Debug, Default)]
 pub(super) struct Deadlines {
-    entries: RefCell<Entries>,
+    entries: Rc<RefCell<Entries>>,
 }
 
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ struct Entries {
 
 impl Deadlines {
     /// Wakes a task at the first sweep from `at` on, in milliseconds of the proxy's clock.
-    pub(super) fn set(&self, at: u64, waker: Waker) -> Deadline<'_> {
+    pub(super) fn set(&self, at: u64, waker: Waker) -> Deadline {
         let entries = &mut *self.entries.borrow_mut();
         let index = entries.free.pop().unwrap_or_else(|| {
             entries.waiting.push(None);
@@ -29,7 +29,7 @@ impl Deadlines {
         if let Some(place) = entries.waiting.get_mut(index) {
             *place = Some((at, waker));
         }
-        Deadline { of: self, index, at }
+        Deadline { of: Rc::clone(&self.entries), index, at }
     }
 
     /// Wakes whose deadline has come.
@@ -44,16 +44,16 @@ impl Deadlines {
 
 /// A deadline, taken back when dropped.
 #[derive(Debug)]
-pub(super) struct Deadline<'a> {
-    of: &'a Deadlines,
+pub(super) struct Deadline {
+    of: Rc<RefCell<Entries>>,
     index: usize,
     /// When.
     pub(super) at: u64,
 }
 
-impl Drop for Deadline<'_> {
+impl Drop for Deadline {
     fn drop(&mut self) {
-        let mut entries = self.of.entries.borrow_mut();
+        let mut entries = self.of.borrow_mut();
         if let Some(place) = entries.waiting.get_mut(self.index) {
             *place = None;
         }

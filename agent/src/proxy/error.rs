@@ -150,6 +150,10 @@ pub enum Reason {
     ConflictingRevision,
     /// See [`ProxyError::BadRequest`] and [`ProxyError::ClientBody`].
     BadRequest,
+    /// What came is no head of an HTTP/1.1 request. The connection ends without a request, so there is no error for it.
+    BadHead,
+    /// The head of an HTTP/1.1 request is larger than `http.maxHead`. Likewise.
+    HeadTooLarge,
     /// See [`ProxyError::Connect`].
     MethodNotAllowed,
     /// See [`ProxyError::ClientStalled`].
@@ -174,7 +178,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in index order.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 22] = [
         Self::NotSynced,
         Self::NoEligibleRevision,
         Self::RevisionNotEligible,
@@ -185,6 +189,8 @@ impl Reason {
         Self::Overloaded,
         Self::ConflictingRevision,
         Self::BadRequest,
+        Self::BadHead,
+        Self::HeadTooLarge,
         Self::MethodNotAllowed,
         Self::RequestTimeout,
         Self::BodyTooLarge,
@@ -211,6 +217,8 @@ impl Reason {
             Self::Overloaded => "overloaded",
             Self::ConflictingRevision => "conflicting-revision",
             Self::BadRequest => "bad-request",
+            Self::BadHead => "bad-head",
+            Self::HeadTooLarge => "head-too-large",
             Self::MethodNotAllowed => "method-not-allowed",
             Self::RequestTimeout => "request-timeout",
             Self::BodyTooLarge => "body-too-large",
@@ -228,7 +236,8 @@ impl Reason {
     #[must_use]
     pub const fn status(self) -> StatusCode {
         match self {
-            Self::ConflictingRevision | Self::BadRequest => StatusCode::BAD_REQUEST,
+            Self::ConflictingRevision | Self::BadRequest | Self::BadHead => StatusCode::BAD_REQUEST,
+            Self::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
@@ -300,5 +309,17 @@ mod tests {
         words.sort_unstable();
         words.dedup();
         assert_eq!(words.len(), Reason::ALL.len());
+    }
+
+    #[test]
+    fn h11_the_table_of_operations_md_has_every_reason_with_its_status_in_this_order() {
+        let text = include_str!("../../../docs/operations.md");
+        let table = text.split("| reason | status | what happened |\n|---|---|---|\n").nth(1).unwrap();
+        let rows: Vec<_> = table.lines().take_while(|line| line.starts_with('|')).collect();
+        assert_eq!(rows.len(), Reason::ALL.len());
+        for (row, reason) in rows.iter().zip(Reason::ALL) {
+            let start = format!("| `{}` | {} | ", reason.word(), reason.status().as_u16());
+            assert!(row.starts_with(&start), "{row}: {start}");
+        }
     }
 }

@@ -139,7 +139,7 @@ impl Link {
                 return Poll::Ready(Err(ExchangeError::Timeout));
             }
             let now = patience.ticker.now();
-            if deadline.as_ref().is_none_or(|deadline: &Deadline<'_>| deadline.at <= now) {
+            if deadline.as_ref().is_none_or(|deadline: &Deadline| deadline.at <= now) {
                 let (at, error) = patience.until(began, upload);
                 if at <= now {
                     return Poll::Ready(Err(error));

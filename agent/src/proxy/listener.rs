@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
-use super::{metrics::ListenerMetrics, table::RoleTable, target::Target, worker::Worker};
+use super::{accept::Opened, metrics::ListenerMetrics, table::RoleTable, target::Target, worker::Worker};
 use crate::config::{Config, ListenerConfig};
 
 /// A role listener's part of a worker.
@@ -44,11 +44,12 @@ impl Plan {
 }
 
 impl Listener {
-    /// Of a plan.
-    pub(super) fn new(id: u64, plan: &Plan, worker: Rc<Worker>) -> Self {
-        let metrics = Rc::new(worker.shared.metrics.listener(&plan.config.name, &plan.set));
+    /// Of one that is bound.
+    pub(super) fn new(opened: &Opened, worker: Rc<Worker>) -> Self {
+        let Opened { id, plan, alive, .. } = opened;
+        let metrics = Rc::new(worker.shared.metrics.listener(&plan.config.name, &plan.set, alive.clone()));
         let table = RoleTable::new(Arc::clone(&plan.set), Arc::clone(&plan.role), Rc::clone(&metrics));
-        Self { id, name: Arc::clone(&plan.config.name), table: RefCell::new(table), metrics, worker }
+        Self { id: *id, name: Arc::clone(&plan.config.name), table: RefCell::new(table), metrics, worker }
     }
 
     /// An endpoint failed: a transport error or a status of 500 and above.

@@ -3,11 +3,11 @@
 //! Labels are a listener's name, a revision's name, a class of status and a [`Reason`]: nothing that a client chose.
 
 use std::{
-    cell::{OnceCell, RefCell},
+    cell::{Cell, OnceCell, RefCell},
     collections::HashMap,
     rc::Rc,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -102,7 +102,7 @@ impl Metrics {
     }
 
     /// The handles of one listener of one set on one worker.
-    pub(super) fn listener(&self, name: &str, set: &Arc<str>) -> ListenerMetrics {
+    pub(super) fn listener(&self, name: &str, set: &Arc<str>, alive: Alive) -> ListenerMetrics {
         let labels = ListenerLabels { listener: name.to_owned() };
         ListenerMetrics {
             refused: Reason::ALL.map(|reason| {
@@ -124,13 +124,20 @@ impl Metrics {
             broken: self.broken.get_or_create_owned(&labels),
             breaker_opens: self.breaker_opens.get_or_create_owned(&labels),
             revisions: RefCell::default(),
+            alive,
             name: name.to_owned(),
             requests: self.requests.clone(),
         }
     }
 
-    /// Drops every series of a listener that is gone.
-    pub(super) fn forget_listener(&self, name: &str, revisions: impl IntoIterator<Item = Arc<str>>) {
+    /// Drops every series of a listener that is gone; what its last requests still count is lost.
+    pub(super) fn forget_listener(
+        &self,
+        name: &str,
+        alive: &Alive,
+        revisions: impl IntoIterator<Item = Arc<str>>,
+    ) {
+        alive.end();
         let labels = ListenerLabels { listener: name.to_owned() };
         for reason in Reason::ALL {
             self.requests.remove(&RequestLabels {
@@ -155,6 +162,26 @@ impl Metrics {
     }
 }
 
+/// Whether a listener's series may be made. Its requests may outlive it on workers of their own, and a series that one
+/// of them made after it was forgotten would stay for ever.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Alive {
+    ended: Arc<Mutex<bool>>,
+}
+
+impl Alive {
+    /// No series are made from here on.
+    fn end(&self) {
+        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+
+    /// Makes a series, unless it is too late. Held for as long as that takes, once per series and worker.
+    fn make<T>(&self, make: impl FnOnce() -> T) -> Option<T> {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        (!*ended).then(make)
+    }
+}
+
 /// One listener's handles, on one worker.
 pub(super) struct ListenerMetrics {
     refused: [Counter; Reason::ALL.len()],
@@ -169,6 +196,7 @@ pub(super) struct ListenerMetrics {
     pub(super) broken: Counter,
     pub(super) breaker_opens: Counter,
     revisions: RefCell<HashMap<Arc<str>, Rc<RevisionMetrics>>>,
+    alive: Alive,
     name: String,
     requests: Family<RequestLabels, Counter>,
 }
@@ -193,13 +221,17 @@ impl ListenerMetrics {
                 revision: Arc::clone(revision),
                 requests: self.requests.clone(),
                 classes: Default::default(),
+                alive: self.alive.clone(),
+                gone: Cell::new(false),
             })
         }))
     }
 
     /// Drops the series of a revision that is gone.
     pub(super) fn forget(&self, revision: &Arc<str>) {
-        self.revisions.borrow_mut().remove(revision);
+        if let Some(gone) = self.revisions.borrow_mut().remove(revision) {
+            gone.gone.set(true);
+        }
         forget_revision(&self.requests, &self.name, revision);
     }
 }
@@ -222,23 +254,29 @@ pub(super) struct RevisionMetrics {
     revision: Arc<str>,
     requests: Family<RequestLabels, Counter>,
     classes: [OnceCell<Counter>; CLASSES.len()],
+    alive: Alive,
+    /// Its series were dropped; requests that began before may still end.
+    gone: Cell<bool>,
 }
 
 impl RevisionMetrics {
     /// Counts a response from an endpoint.
     pub(super) fn served(&self, status: StatusCode) {
         let (index, code) = class(status);
-        let Some(counter) = self.classes.get(index) else { return };
-        counter
-            .get_or_init(|| {
-                self.requests.get_or_create_owned(&RequestLabels {
-                    listener: self.listener.clone(),
-                    revision: self.revision.to_string(),
-                    code,
-                    reason: "",
-                })
-            })
-            .inc();
+        let Some(counter) = self.classes.get(index).filter(|_| !self.gone.get()) else { return };
+        if let Some(counter) = counter.get() {
+            counter.inc();
+            return;
+        }
+        let labels = RequestLabels {
+            listener: self.listener.clone(),
+            revision: self.revision.to_string(),
+            code,
+            reason: "",
+        };
+        if let Some(made) = self.alive.make(|| self.requests.get_or_create_owned(&labels)) {
+            counter.get_or_init(|| made).inc();
+        }
     }
 }
 
@@ -308,7 +346,7 @@ mod tests {
     fn a_time_is_counted_in_the_bucket_of_its_bound() {
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry, StrictNoMatch::default());
-        let listener = metrics.listener("prefill", &"set".into());
+        let listener = metrics.listener("prefill", &"set".into(), Alive::default());
         listener.latency.observe(100);
         listener.latency.observe(101);
         listener.latency.observe(u64::from(u32::MAX));
@@ -332,9 +370,11 @@ mod tests {
     fn series_of_a_revision_that_is_gone_go() {
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry, StrictNoMatch::default());
-        let listener = metrics.listener("prefill", &"set".into());
+        let alive = Alive::default();
+        let listener = metrics.listener("prefill", &"set".into(), alive.clone());
         let revision: Arc<str> = "5c9d7a1b".into();
-        listener.revision(&revision).served(StatusCode::OK);
+        let last = listener.revision(&revision);
+        last.served(StatusCode::OK);
         let show = || {
             let mut text = String::new();
             prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
@@ -343,7 +383,16 @@ mod tests {
         assert!(show().contains("5c9d7a1b"));
         listener.forget(&revision);
         assert!(!show().contains("5c9d7a1b"));
-        metrics.forget_listener("prefill", []);
+        // A request of the revision ends only now.
+        last.served(StatusCode::OK);
+        last.served(StatusCode::BAD_GATEWAY);
+        assert!(!show().contains("5c9d7a1b"), "{}", show());
+        // The revision comes again.
+        listener.revision(&revision).served(StatusCode::OK);
+        assert!(show().contains("5c9d7a1b"));
+        let last = listener.revision(&revision);
+        metrics.forget_listener("prefill", &alive, [revision]);
+        last.served(StatusCode::BAD_GATEWAY);
         assert!(!show().contains(r#"listener="prefill""#), "{}", show());
     }
 }

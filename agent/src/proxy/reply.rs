@@ -20,7 +20,8 @@ use hyper::body::Incoming;
 
 use super::{
     access::Access,
-    client::Client,
+    client::{Client, Turn},
+    deadlines::Deadline,
     error::{ProxyError, Reason},
     link::Link,
     listener::Listener,
@@ -36,6 +37,7 @@ const RETRY_AFTER_SECONDS: HeaderValue = HeaderValue::from_static("1");
 pub(super) struct InFlight {
     pub(super) listener: Rc<Listener>,
     client: Rc<Client>,
+    turn: Turn,
     /// Where an access log is wanted.
     pub(super) access: Option<Box<Access>>,
 }
@@ -45,8 +47,8 @@ impl InFlight {
     pub(super) fn new(listener: Rc<Listener>, client: Rc<Client>, access: Option<Box<Access>>) -> Self {
         listener.worker.shared.requests.fetch_add(1, Relaxed);
         listener.metrics.in_flight.inc();
-        client.began();
-        Self { listener, client, access }
+        let turn = client.began();
+        Self { listener, client, turn, access }
     }
 }
 
@@ -54,7 +56,7 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         self.listener.worker.shared.requests.fetch_sub(1, Relaxed);
         self.listener.metrics.in_flight.dec();
-        self.client.ended(self.listener.worker.ticker.now());
+        self.client.ended(&self.turn, self.listener.worker.ticker.now());
     }
 }
 
@@ -80,6 +82,8 @@ impl Drop for Lease {
 /// A response body.
 pub(super) struct ReplyBody {
     source: Source,
+    silence: Silence,
+    limits: Limits,
     in_flight: InFlight,
 }
 
@@ -99,7 +103,74 @@ enum Source {
     },
 }
 
+/// The limits in time of a response body, milliseconds.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// While the endpoint sends nothing.
+    silent: u64,
+    /// While the client takes nothing.
+    idle: u64,
+}
+
+impl Limits {
+    fn of(in_flight: &InFlight) -> Self {
+        let http = in_flight.listener.worker.http();
+        let millis = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Self { silent: millis(http.stream_idle_timeout), idle: millis(http.idle_timeout) }
+    }
+}
+
+/// How long the endpoint has sent nothing that was waited for.
+#[derive(Default)]
+struct Silence {
+    /// Since when; 0: something came.
+    since: u64,
+    /// Wakes the body to look again. Kept while the response streams: setting one costs more than being woken in vain.
+    deadline: Option<Deadline>,
+}
+
+/// A response broke off in its body.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReplyError {
+    /// The endpoint closed or broke the connection, or that was no HTTP.
+    #[error(transparent)]
+    Broken(#[from] hyper::Error),
+    /// It sent nothing for too long.
+    #[error("the endpoint sent nothing for too long in the middle of its response (http.streamIdleTimeout)")]
+    Silent,
+}
+
 impl ReplyBody {
+    fn new(source: Source, in_flight: InFlight) -> Self {
+        let limits = Limits::of(&in_flight);
+        let body = Self { source, silence: Silence::default(), limits, in_flight };
+        body.must_ask(limits.idle);
+        body
+    }
+
+    /// The client's connection must ask for more within that time.
+    fn must_ask(&self, within: u64) {
+        let InFlight { listener, client, turn, .. } = &self.in_flight;
+        client.must_ask(turn, listener.worker.ticker.now().saturating_add(within));
+    }
+
+    /// The endpoint sends nothing: for too long?
+    fn is_silent(&mut self, cx: &Context<'_>) -> bool {
+        let worker = &self.in_flight.listener.worker;
+        let now = worker.ticker.now();
+        if self.silence.since == 0 {
+            self.silence.since = now;
+        }
+        let at = self.silence.since.saturating_add(self.limits.silent);
+        if at <= now {
+            return true;
+        }
+        if self.silence.deadline.as_ref().is_none_or(|deadline| deadline.at <= now) {
+            self.silence.deadline = Some(worker.deadlines.set(at, cx.waker().clone()));
+        }
+        false
+    }
+
     /// Over an endpoint's response whose head has come.
     pub(super) fn streamed(
         incoming: Incoming,
@@ -109,8 +180,8 @@ impl ReplyBody {
         good: bool,
         in_flight: InFlight,
     ) -> Self {
-        let mut body =
-            Self { source: Source::Endpoint { incoming, link: Some(link), lease, upload, good }, in_flight };
+        let source = Source::Endpoint { incoming, link: Some(link), lease, upload, good };
+        let mut body = Self::new(source, in_flight);
         // A short response came with its head, and its connection is free already.
         body.release_idle();
         // A body that has ended may never be polled.
@@ -158,45 +229,25 @@ impl ReplyBody {
 
 impl Body for ReplyBody {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = ReplyError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, ReplyError>>> {
         let this = self.get_mut();
-        let (incoming, link) = match &mut this.source {
-            Source::Own(bytes) => return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Source::Endpoint { incoming, link, .. } => (incoming, link),
-        };
-        let mut polled = Pin::new(&mut *incoming).poll_frame(cx);
-        if polled.is_pending()
-            && let Some(driven) = link
-        {
-            if driven.poll(cx).is_ready() {
-                *link = None;
-            }
-            polled = Pin::new(&mut *incoming).poll_frame(cx);
+        let polled = this.poll_source(cx);
+        if polled.is_ready() {
+            this.silence.since = 0;
+            this.must_ask(this.limits.idle);
+        } else if this.is_silent(cx) {
+            this.broke();
+            return Poll::Ready(Some(Err(ReplyError::Silent)));
+        } else {
+            // The end of the silence wakes it, at the latest.
+            this.must_ask(this.limits.silent.saturating_add(this.limits.idle));
         }
-        match &polled {
-            Poll::Ready(Some(Err(_))) => {
-                this.broke();
-                return polled;
-            }
-            Poll::Ready(Some(Ok(_))) if !incoming.is_end_stream() => return polled,
-            Poll::Pending => return polled,
-            Poll::Ready(_) => {}
-        }
-        // The end: the connection reads the end too, and is free.
-        if let Some(driven) = link
-            && !driven.is_idle()
-            && driven.poll(cx).is_ready()
-        {
-            *link = None;
-        }
-        this.release_idle();
-        this.completed();
-        polled
+        polled.map_err(ReplyError::from)
     }
 
     fn is_end_stream(&self) -> bool {
@@ -214,6 +265,43 @@ impl Body for ReplyBody {
     }
 }
 
+impl ReplyBody {
+    fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
+        let (incoming, link) = match &mut self.source {
+            Source::Own(bytes) => return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Source::Endpoint { incoming, link, .. } => (incoming, link),
+        };
+        let mut polled = Pin::new(&mut *incoming).poll_frame(cx);
+        if polled.is_pending()
+            && let Some(driven) = link
+        {
+            if driven.poll(cx).is_ready() {
+                *link = None;
+            }
+            polled = Pin::new(&mut *incoming).poll_frame(cx);
+        }
+        match &polled {
+            Poll::Ready(Some(Err(_))) => {
+                self.broke();
+                return polled;
+            }
+            Poll::Ready(Some(Ok(_))) if !incoming.is_end_stream() => return polled,
+            Poll::Pending => return polled,
+            Poll::Ready(_) => {}
+        }
+        // The end: the connection reads the end too, and is free.
+        if let Some(driven) = link
+            && !driven.is_idle()
+            && driven.poll(cx).is_ready()
+        {
+            *link = None;
+        }
+        self.release_idle();
+        self.completed();
+        polled
+    }
+}
+
 /// The response to a request that no endpoint answered: the error shape of the OpenAI API.
 pub(super) fn refusal(error: &ProxyError, mut in_flight: InFlight) -> Response<ReplyBody> {
     let reason = error.reason();
@@ -226,7 +314,7 @@ pub(super) fn refusal(error: &ProxyError, mut in_flight: InFlight) -> Response<R
         "error": { "message": error.to_string(), "type": kind, "param": null, "code": reason.word() }
     });
     let source = Source::Own(Some(Bytes::from(body.to_string())));
-    let mut response = Response::new(ReplyBody { source, in_flight });
+    let mut response = Response::new(ReplyBody::new(source, in_flight));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

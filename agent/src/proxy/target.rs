@@ -176,6 +176,7 @@ mod tests {
             required: 1,
             distribution: Distribution::of(&Census::new(1), gating),
             revisions: Vec::new(),
+            left_out: Vec::new(),
         }
     }
 
@@ -205,7 +206,7 @@ mod tests {
             &mut prometheus_client::registry::Registry::default(),
             StrictNoMatch::default(),
         );
-        let metrics = metrics.listener("decode", &"set".into()).revision(&endpoint.revision);
+        let metrics = metrics.listener("decode", &"set".into(), super::super::metrics::Alive::default()).revision(&endpoint.revision);
         Target::new(Arc::new(endpoint), &view(), metrics)
     }
 

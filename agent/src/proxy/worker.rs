@@ -13,7 +13,7 @@ use std::{
 
 use rand::{Rng, SeedableRng, rngs::Xoshiro256PlusPlus};
 use tokio::{
-    sync::{Notify, Semaphore, mpsc, oneshot},
+    sync::{Notify, mpsc, oneshot},
     time::MissedTickBehavior,
 };
 
@@ -24,6 +24,7 @@ use super::{
     deadlines::Deadlines,
     listener::Listener,
     metrics::Metrics,
+    room::Room,
     target::PoolLimits,
 };
 use crate::{
@@ -46,7 +47,7 @@ pub(super) struct Shared {
     /// Requests in flight.
     pub(super) requests: AtomicUsize,
     /// Room for client connections.
-    pub(super) connections: Arc<Semaphore>,
+    pub(super) connections: Arc<Room>,
 }
 
 /// What a worker is told. When nobody can tell it anything any more, it ends at once.
@@ -211,7 +212,7 @@ pub(super) async fn run(
         match command {
             None => return,
             Some(Command::Open(opened)) => {
-                let listener = Rc::new(Listener::new(opened.id, &opened.plan, Rc::clone(&worker)));
+                let listener = Rc::new(Listener::new(&opened, Rc::clone(&worker)));
                 let (stop, stopped) = oneshot::channel();
                 open.insert(opened.id, Open { listener: Rc::clone(&listener), stop });
                 accepting.set(accepting.get() + 1);

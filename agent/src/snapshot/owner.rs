@@ -71,18 +71,8 @@ impl Owner {
         // Never due without a kernel.
         let renew_every = self.kernel.as_ref().map_or(KERNEL_RETRY, |kernel| kernel.renew_every());
         let mut renew_at = Instant::now() + renew_every;
-        loop {
-            let ended = self.changes.is_closed()
-                && self.changes.is_empty()
-                && self.configs.is_closed()
-                && self.configs.is_empty();
-            if ended {
-                // The last news, once: nobody is left to wait for a kernel that refuses it.
-                if self.state.has_news() {
-                    self.publish();
-                }
-                return;
-            }
+        let (mut configs_open, mut changes_open) = (true, true);
+        while configs_open || changes_open {
             let due = self.state.has_news() || kernel_behind;
             tokio::select! {
                 biased;
@@ -96,20 +86,34 @@ impl Owner {
                     self.renew();
                     renew_at = Instant::now() + renew_every;
                 }
-                Some(config) = self.configs.recv() => self.state.configure(config),
-                Some(change) = self.changes.recv() => {
-                    self.state.apply(change);
-                    for _ in 1..BATCH {
-                        let Ok(change) = self.changes.try_recv() else { break };
-                        self.state.apply(change);
+                config = self.configs.recv(), if configs_open => match config {
+                    Some(config) => self.state.configure(config),
+                    None => configs_open = false,
+                },
+                change = self.changes.recv(), if changes_open => match change {
+                    Some(change) => {
+                        self.take(change);
+                        if kernel_behind && self.state.has_news() {
+                            // News does not wait for the retry of an older failure.
+                            not_before = not_before.min(Instant::now() + COALESCE);
+                        }
                     }
-                    if kernel_behind && self.state.has_news() {
-                        // News does not wait for the retry of an older failure.
-                        not_before = not_before.min(Instant::now() + COALESCE);
-                    }
-                }
-                else => {}
+                    None => changes_open = false,
+                },
             }
+        }
+        // The last news, once: nobody is left to wait for a kernel that refuses it.
+        if self.state.has_news() {
+            self.publish();
+        }
+    }
+
+    /// Applies a change and those that wait behind it.
+    fn take(&mut self, change: Change) {
+        self.state.apply(change);
+        for _ in 1..BATCH {
+            let Ok(change) = self.changes.try_recv() else { break };
+            self.state.apply(change);
         }
     }
 

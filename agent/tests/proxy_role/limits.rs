@@ -6,15 +6,24 @@ use std::{
 };
 
 use bytes::Bytes;
+use http::Response;
 use http_body_util::BodyExt;
-use revgate::config::{HttpConfig, ShutdownConfig};
+use prometheus_client::registry::Registry;
+use revgate::{
+    config::{GatingMode, HttpConfig, ShutdownConfig},
+    kernel::Pinner,
+    observe::metrics::StrictNoMatch,
+    proxy::{Metrics, Proxy},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     sync::Notify,
 };
 
-use crate::support::{Client, Engine, Gate, PATIENCE, config, endpoint, http, nobody, request, soon, until};
+use crate::support::{
+    Client, Engine, Gate, PATIENCE, config, endpoint, http, nobody, request, snapshot, soon, until, whole,
+};
 
 /// An engine that sends one chunk at once and the last when told.
 async fn held() -> (Engine, Arc<Notify>) {
@@ -50,6 +59,8 @@ async fn h14_a_head_that_is_too_large_is_431() {
     let too_large = "x".repeat(17 * 1024);
     assert_eq!(gate.get(&[("x-long", &too_large)]).await.status, 431);
     assert_eq!(engine.requests(), 1);
+    let counted = r#"proxy_requests_total{listener="decode",revision="",code="4xx",reason="head-too-large"}"#;
+    until(|| gate.metric(counted) == 1).await;
 }
 
 #[tokio::test]
@@ -114,6 +125,87 @@ async fn h14_more_connections_than_allowed_wait_for_their_turn() {
     };
     let (reply, ()) = tokio::join!(waiting, turn);
     assert_eq!(reply.text(), "a");
+}
+
+#[tokio::test]
+async fn h14_a_listener_without_connections_leaves_the_room_to_others() {
+    let engine = Engine::named("a").await;
+    let mut config = config(HttpConfig { max_connections: 1, ..http() });
+    let mut other = config.agent.listeners[0].clone();
+    other.name = "other".into();
+    config.agent.listeners.push(other);
+    let gate = Gate::over(&config, snapshot(GatingMode::MaxRole, &[endpoint("a", engine.address)]));
+    let addresses: Vec<_> = gate.proxy.addresses().map(|(_, address)| address).collect();
+    for address in [addresses[0], addresses[1], addresses[0]] {
+        assert_eq!(Client::connect(address).await.send(request(&[], "")).await.text(), "a");
+    }
+}
+
+#[tokio::test]
+async fn h14_a_lower_limit_of_connections_is_kept_once_enough_have_gone() {
+    let engine = Engine::named("a").await;
+    let mut gate = Gate::with(HttpConfig { max_connections: 3, ..http() }, &[endpoint("a", engine.address)]);
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        let mut client = Client::connect(gate.address).await;
+        assert_eq!(client.send(request(&[], "")).await.text(), "a");
+        clients.push(client);
+    }
+    gate.proxy.reconfigure(&config(HttpConfig { max_connections: 1, ..http() })).unwrap();
+    let mut first = clients.swap_remove(0);
+    drop(clients);
+    until(|| gate.metric(r#"proxy_connections{listener="decode"}"#) == 1).await;
+    let mut next = Client::connect(gate.address).await;
+    let waiting = next.send(request(&[], ""));
+    let turn = async {
+        assert_eq!(first.send(request(&[], "")).await.text(), "a");
+        assert_eq!(engine.requests(), 4, "the next connection is not served yet");
+        drop(first);
+    };
+    let (reply, ()) = tokio::join!(waiting, turn);
+    assert_eq!(reply.text(), "a");
+}
+
+#[tokio::test]
+async fn h14_an_http2_client_that_does_not_answer_is_closed() {
+    let times = HttpConfig {
+        head_timeout: Duration::from_millis(1),
+        idle_timeout: Duration::from_millis(1),
+        ..http()
+    };
+    let gate = Gate::with(times, &[]);
+    let mut client = TcpStream::connect(gate.address).await.unwrap();
+    client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    soon(async { while client.read(&mut [0; 1024]).await.is_ok_and(|n| n > 0) {} }).await;
+}
+
+#[tokio::test]
+async fn h14_an_http2_client_that_takes_nothing_of_its_response_is_closed() {
+    // More than the window of a stream.
+    let engine = Engine::new(|_| Response::new(whole(vec![b'x'; 8 << 20]))).await;
+    let times = HttpConfig { idle_timeout: Duration::from_millis(300), ..http() };
+    let gate = Gate::with(times, &[endpoint("a", engine.address)]);
+    let mut client: Client = Client::http2(TcpStream::connect(gate.address).await.unwrap()).await;
+    let body = client.start(request(&[], "")).await.unwrap().into_body();
+    until(|| gate.proxy.in_flight() == 0).await;
+    assert!(soon(body.collect()).await.is_err());
+}
+
+#[tokio::test]
+async fn h14_an_endpoint_that_falls_silent_breaks_the_stream_and_that_is_a_failure() {
+    let (engine, _release) = held().await;
+    let endpoint = endpoint("a", engine.address);
+    let times = HttpConfig { stream_idle_timeout: Duration::from_millis(100), ..http() };
+    let gate = Gate::with(times, &[Arc::clone(&endpoint)]);
+    let http1: Client = Client::connect(gate.address).await;
+    let http2: Client = Client::http2(TcpStream::connect(gate.address).await.unwrap()).await;
+    for (times, mut client) in [(1, http1), (2, http2)] {
+        let body = client.start(request(&[], "")).await.unwrap().into_body();
+        assert!(soon(body.collect()).await.is_err());
+        assert_eq!(gate.metric(r#"proxy_responses_broken_total{listener="decode"}"#), times);
+        until(|| gate.proxy.in_flight() == 0).await;
+    }
+    assert_eq!(endpoint.vitals.failures.load(SeqCst), 2);
 }
 
 #[tokio::test]
@@ -191,10 +283,13 @@ async fn h14_during_the_delay_new_connections_are_served() {
     let engine = Engine::named("a").await;
     let gate = Gate::new(&[endpoint("a", engine.address)]);
     let address = gate.address;
-    let shutdown = ShutdownConfig { delay: Duration::from_millis(500), deadline: PATIENCE };
-    let serve = async { Client::connect(address).await.send(request(&[], "")).await };
-    let (drained, reply) = tokio::join!(gate.proxy.drain(&shutdown), serve);
-    assert!(drained);
+    let day = Duration::from_hours(24);
+    let shutdown = ShutdownConfig { delay: day, deadline: day };
+    let reply = tokio::select! {
+        biased;
+        _ = gate.proxy.drain(&shutdown) => panic!("the delay is long"),
+        reply = async { Client::connect(address).await.send(request(&[], "")).await } => reply,
+    };
     assert_eq!(reply.text(), "a");
 }
 
@@ -223,6 +318,26 @@ async fn f5_a_new_configuration_opens_listeners_and_lets_old_ones_finish() {
 
     release.notify_one();
     assert_eq!(soon(body.collect()).await.unwrap().to_bytes(), "two");
+}
+
+#[tokio::test]
+async fn f5_a_listener_that_changes_keeps_its_address_and_no_other_agent_gets_it() {
+    let engine = Engine::named("a").await;
+    let fixed = |name: &str, address| {
+        let mut config = config(http());
+        config.agent.listeners[0].name = name.into();
+        config.agent.listeners[0].address = address;
+        config
+    };
+    let mut gate = Gate::new(&[endpoint("a", engine.address)]);
+    let start = |config| {
+        let metrics = Metrics::register(&mut Registry::default(), StrictNoMatch::default());
+        Proxy::start(config, Arc::clone(&gate.published), &Pinner::user_space(), metrics).map(drop)
+    };
+    let error = start(&fixed("decode", gate.address)).unwrap_err().to_string();
+    assert!(error.contains(&format!("listener decode: cannot listen on {}", gate.address)), "{error}");
+    gate.proxy.reconfigure(&fixed("other", gate.address)).unwrap();
+    assert_eq!(gate.get(&[]).await.text(), "a");
 }
 
 #[tokio::test]

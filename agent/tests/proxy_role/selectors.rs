@@ -1,11 +1,48 @@
 //! Headers that select by a Pod label, and what responses tell of who served (F2, H1, H4).
 
-use http::Response;
-use revgate::config::SelectorMode::{Prefer, Strict};
+use std::sync::Arc;
 
-use crate::support::{
-    Client, Engine, Gate, NAME, by_slice, config, endpoint, http, relabelled, request, selecting, whole,
+use http::{HeaderName, Response};
+use revgate::{
+    cluster::Pod,
+    config::{
+        GatingMode, HeaderSelector,
+        SelectorMode::{self, Prefer, Strict},
+    },
+    snapshot::{Endpoint, Snapshot},
 };
+
+use crate::support::{Client, Engine, Gate, NAME, config, endpoint, http, request, snapshot, whole};
+
+/// The same endpoint, its Pod now with other labels.
+fn relabelled(of: &Endpoint, labels: &[(&str, &str)]) -> Arc<Endpoint> {
+    let labels = labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
+    Arc::new(Endpoint {
+        address: of.address,
+        pod: Arc::new(Pod { labels, ..Pod::clone(&of.pod) }),
+        revision: Arc::clone(&of.revision),
+        role: of.role,
+        local: of.local,
+        vitals: Arc::clone(&of.vitals),
+    })
+}
+
+/// A selector of the label `slice` by the header `x-slice`.
+fn by_slice(mode: SelectorMode) -> HeaderSelector {
+    HeaderSelector {
+        name: "slice".into(),
+        header: HeaderName::from_static("x-slice"),
+        label: "slice".into(),
+        mode,
+    }
+}
+
+/// [`snapshot`], with selectors.
+fn selecting(selectors: &[HeaderSelector], endpoints: &[Arc<Endpoint>]) -> Snapshot {
+    let mut snapshot = snapshot(GatingMode::MaxRole, endpoints);
+    snapshot.sets[0].selectors = selectors.into();
+    snapshot
+}
 
 /// An engine that gives itself out for one of slice `forged`.
 async fn boastful() -> Engine {
@@ -24,7 +61,7 @@ async fn f5_stamps_follow_the_configuration_and_the_connection_is_kept() {
     let reply = client.send(request(&[], "")).await;
     assert_eq!((reply.header("x-slice"), reply.header(NAME)), ("slice-of-a", "a"));
     let mut renamed = selecting(&[], &endpoints);
-    renamed.sets[0].revision_header = http::HeaderName::from_static("x-revision");
+    renamed.sets[0].revision_header = HeaderName::from_static("x-revision");
     gate.published.store(renamed.into());
     let reply = client.send(request(&[], "")).await;
     assert_eq!((reply.header("x-revision"), reply.header(NAME)), ("a", ""));

@@ -21,9 +21,8 @@ use prometheus_client::registry::Registry;
 use revgate::{
     cluster::{Pod, PodKey},
     config::{
-        AgentConfig, Config, FenceMode, GatingMode, HeaderSelector, HttpConfig, KernelConfig, KernelMode,
-        ListenerConfig, LogConfig, LogFormat, Selector, SelectorMode, SetConfig, ShutdownConfig,
-        SourceConfig,
+        AgentConfig, Config, FenceMode, GatingMode, HttpConfig, KernelConfig, KernelMode, ListenerConfig,
+        LogConfig, LogFormat, Selector, SetConfig, ShutdownConfig, SourceConfig,
     },
     gating::{Census, Distribution, Gating},
     kernel::Pinner,
@@ -182,36 +181,6 @@ pub(crate) fn endpoint_of(revision: &str, address: SocketAddr, uid: &str, local:
     })
 }
 
-/// The same endpoint, its Pod now with other labels.
-pub(crate) fn relabelled(of: &Endpoint, labels: &[(&str, &str)]) -> Arc<Endpoint> {
-    let labels = labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
-    Arc::new(Endpoint {
-        address: of.address,
-        pod: Arc::new(Pod { labels, ..Pod::clone(&of.pod) }),
-        revision: Arc::clone(&of.revision),
-        role: of.role,
-        local: of.local,
-        vitals: Arc::clone(&of.vitals),
-    })
-}
-
-/// A selector of the label `slice` by the header `x-slice`.
-pub(crate) fn by_slice(mode: SelectorMode) -> HeaderSelector {
-    HeaderSelector {
-        name: "slice".into(),
-        header: HeaderName::from_static("x-slice"),
-        label: "slice".into(),
-        mode,
-    }
-}
-
-/// [`snapshot`], with selectors.
-pub(crate) fn selecting(selectors: &[HeaderSelector], endpoints: &[Arc<Endpoint>]) -> Snapshot {
-    let mut snapshot = snapshot(GatingMode::MaxRole, endpoints);
-    snapshot.sets[0].selectors = selectors.into();
-    snapshot
-}
-
 /// A synced snapshot of one set with one required role.
 pub(crate) fn snapshot(mode: GatingMode, endpoints: &[Arc<Endpoint>]) -> Snapshot {
     let mut census = Census::new(1);
@@ -261,6 +230,7 @@ pub(crate) fn http() -> HttpConfig {
         max_requests: 4096,
         connect_timeout: Duration::from_secs(5),
         response_timeout: PATIENCE,
+        stream_idle_timeout: PATIENCE * 2,
         pool_idle_timeout: Duration::from_secs(4),
         pool_max_idle: 64,
         retries: 2,

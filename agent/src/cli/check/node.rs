@@ -1,6 +1,6 @@
 //! The preconditions that this machine must meet for a configuration.
 
-use std::{fs::File, io, net::SocketAddr, path::Path};
+use std::{io, net::SocketAddr};
 
 use socket2::{Domain, Socket, Type};
 
@@ -9,6 +9,7 @@ use crate::{
     cluster::{file, member::member},
     config::{Config, KernelConfig, KernelMode, SourceConfig, TlsConfig},
     kernel::preflight,
+    proxy::tls,
 };
 
 /// Every precondition of a configuration, in the order in which an agent needs them.
@@ -17,10 +18,8 @@ pub(super) fn preconditions(config: &Config) -> Vec<Precondition> {
     found.push(bindable("admin address", config.agent.admin));
     for listener in &config.agent.listeners {
         found.push(bindable(&format!("listener {}", listener.name), listener.address));
-        if let Some(TlsConfig { certificate, key }) = &listener.tls {
-            found.extend(
-                [certificate, key].map(|file| readable(&format!("listener {} TLS", listener.name), file)),
-            );
+        if let Some(files) = &listener.tls {
+            found.push(usable(&format!("listener {} TLS", listener.name), files));
         }
     }
     found.extend(kernel(&config.agent.kernel));
@@ -108,13 +107,17 @@ fn bind(address: SocketAddr) -> io::Result<()> {
     socket.bind(&address.into())
 }
 
-fn readable(name: &str, path: &Path) -> Precondition {
-    match File::open(path) {
-        Ok(_) => Precondition::pass(name, format!("{} can be read", path.display())),
+/// Whether a listener could serve TLS with that pair.
+fn usable(name: &str, files: &TlsConfig) -> Precondition {
+    match tls::check(files) {
+        Ok(()) => Precondition::pass(
+            name,
+            format!("{} and {} belong together", files.certificate.display(), files.key.display()),
+        ),
         Err(error) => Precondition::fail(
             name,
-            format!("{}: {error}", path.display()),
-            "mount the certificate and key there, readable by the agent",
+            error.to_string(),
+            "mount a certificate and its key there, PEM files readable by the agent",
         ),
     }
 }
@@ -146,7 +149,15 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_a_failure() {
-        assert_eq!(readable("a", Path::new("/nonexistent/tls.key")).verdict, Verdict::Fail);
+    fn a_certificate_and_key_that_do_not_work_together_are_a_failure() {
+        let file = |name| concat!(env!("CARGO_MANIFEST_DIR"), "/tests/proxy_role/").to_owned() + name;
+        let verdict = |certificate, key| {
+            let files = TlsConfig { certificate: file(certificate).into(), key: file(key).into() };
+            usable("a", &files).verdict
+        };
+        assert_eq!(verdict("localhost.pem", "localhost.key"), Verdict::Pass);
+        assert_eq!(verdict("localhost.pem", "renewed.key"), Verdict::Fail);
+        assert_eq!(verdict("localhost.pem", "nonexistent.key"), Verdict::Fail);
+        assert_eq!(verdict("localhost.key", "localhost.key"), Verdict::Fail, "no certificate in it");
     }
 }
