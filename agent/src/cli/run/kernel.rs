@@ -69,7 +69,7 @@ impl Side {
     pub(super) fn writer(&self) -> Result<Option<Box<dyn Publish>>, KernelError> {
         let Self::Kernel { kernel, .. } = self else { return Ok(None) };
         let writer = kernel.writer()?;
-        Ok(Some(Box::new(Proven { writer, kernel: Arc::clone(kernel), proven: false })))
+        Ok(Some(Box::new(Proving { writer, kernel: Arc::clone(kernel), proven: false })))
     }
 
     pub(super) fn pinner(&self) -> Result<Pinner, KernelError> {
@@ -97,13 +97,13 @@ impl Side {
 
 /// A writer whose first tables must also be seen to act on this process (K9): where they do not, its pinned dials would
 /// reach nobody. The owner tries again, as after any failed write.
-struct Proven {
+struct Proving {
     writer: Box<dyn Publish>,
     kernel: Arc<Kernel>,
     proven: bool,
 }
 
-impl Publish for Proven {
+impl Publish for Proving {
     fn publish(&mut self, snapshot: &Snapshot) -> Result<(), KernelError> {
         self.writer.publish(snapshot)?;
         if !self.proven {
