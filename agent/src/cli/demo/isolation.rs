@@ -50,9 +50,9 @@ impl Isolation {
     }
 
     #[cfg(test)]
-    pub(super) fn with_members(path: PathBuf) -> Self {
+    pub(super) fn with_members(path: &Path) -> Self {
         Self::Kernel(Corner {
-            cgroup: path.clone(),
+            cgroup: path.to_owned(),
             members: vec![path.join("A"), path.join("B")],
             pins: PathBuf::new(),
             home: None,

@@ -288,7 +288,7 @@ mod tests {
     #[test]
     fn the_pod_file_is_one_that_the_agent_reads() {
         let step = Step { old: vec![2, 10], new: vec![0, 1] };
-        let isolation = Isolation::with_members("/sys/fs/cgroup/it's".into());
+        let isolation = Isolation::with_members(std::path::Path::new("/sys/fs/cgroup/it's"));
         let listed = list::parse(&pods(&step, &isolation)).unwrap();
         assert_eq!(listed.len(), 13);
         assert!(listed.iter().all(|listed| listed.pod.is_ready() && listed.pod.ips.len() == 1));

@@ -6,7 +6,7 @@ use crate::config::HttpConfig;
 fn http() -> HttpConfig {
     HttpConfig {
         head_timeout: Duration::from_millis(100),
-        idle_timeout: Duration::from_millis(1000),
+        idle_timeout: Duration::from_secs(1),
         ..HttpConfig::default()
     }
 }
