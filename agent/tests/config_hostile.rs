@@ -4,6 +4,7 @@
     clippy::panic,
     reason = "a test fails by a panic; clippy knows test functions, but not their helpers"
 )]
+#![cfg(test)]
 
 use std::path::Path;
 

@@ -3,6 +3,7 @@
     clippy::panic,
     reason = "a test fails by a panic; clippy knows test functions, but not their helpers"
 )]
+#![cfg(test)]
 
 use std::{
     net::{IpAddr, SocketAddr},

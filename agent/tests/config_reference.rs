@@ -4,6 +4,7 @@
     clippy::indexing_slicing,
     reason = "a test fails by a panic; clippy knows test functions, but not their helpers"
 )]
+#![cfg(test)]
 
 use std::{collections::BTreeMap, fs, path::Path};
 

@@ -1,4 +1,5 @@
 //! The owner of the state: what it publishes, in which order, and how it lives with a kernel that refuses.
+#![cfg(test)]
 
 use std::{
     collections::HashMap,

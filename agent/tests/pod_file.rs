@@ -1,4 +1,7 @@
 //! The Pod file (C5): every form that is read, every error with its line, and nothing that makes it panic (R2).
+#![cfg(test)]
+
+use std::fmt::Write as _;
 
 use proptest::prelude::*;
 use revgate::cluster::{
@@ -171,7 +174,7 @@ fn alias_bombs_and_deep_nesting_are_refused() {
     let mut bomb = String::from("- {name: a, x0: &x0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]}\n");
     for level in 1..12 {
         let refs = vec![format!("*x{}", level - 1); 10].join(", ");
-        bomb += &format!("- {{name: a, x{level}: &x{level} [{refs}]}}\n");
+        writeln!(bomb, "- {{name: a, x{level}: &x{level} [{refs}]}}").unwrap();
     }
     assert!(parse(&bomb).is_err());
     for (open, close) in [("[", "]"), ("{a: ", "}"), ("- ", "")] {

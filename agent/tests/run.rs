@@ -1,4 +1,5 @@
 //! `revgate run` as a process, in user space: from files to answers, through reloads, to its end.
+#![cfg(test)]
 
 mod support {
     //! An agent in a directory of its own, and a client.

@@ -1,5 +1,6 @@
 //! The state, fed with changes as a source would send them: identity and ownership (C2 to C4), endpoints and
 //! distribution out of it. Everything here is pure.
+#![cfg(test)]
 
 use std::{collections::HashMap, sync::Arc};
 

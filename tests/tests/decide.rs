@@ -1,4 +1,5 @@
 //! The decision (K4), the tables (K5) and the plan between them, without a kernel.
+#![cfg(test)]
 
 use std::net::SocketAddr;
 

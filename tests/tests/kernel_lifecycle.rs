@@ -1,4 +1,5 @@
 //! Start, restart, detach and what is pinned in between (K8, K9, K12), counting (K11), and the budget (K6).
+#![cfg(test)]
 
 use std::{fs, thread};
 

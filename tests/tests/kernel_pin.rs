@@ -1,4 +1,5 @@
 //! A pinned socket reaches its revision or nothing (K2, K4, K5, K7): real sockets, real programs.
+#![cfg(test)]
 
 use std::{net::SocketAddr, os::fd::AsFd};
 

@@ -1,4 +1,5 @@
 //! Connects to a VIP go to an endpoint of one revision and that role (K1, K2, K7): real sockets, real programs.
+#![cfg(test)]
 
 use std::{
     collections::BTreeMap,

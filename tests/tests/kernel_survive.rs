@@ -1,5 +1,6 @@
 //! What survives an agent, and what the next one does with it (K8): upgrades of programs and layouts, lost and
 //! damaged pins. Connects run through all of it: not one goes unsteered or fails.
+#![cfg(test)]
 
 use std::{fs, net::SocketAddr, path::Path, thread, time::Duration};
 
@@ -36,9 +37,9 @@ fn world(net: u8, revision: &str) -> World {
 
 /// The same VIPs, for other Pods.
 fn next(before: &World, net: u8, revision: &str) -> World {
-    let mut next = world(net, revision);
-    next.vips.clone_from(&before.vips);
-    next
+    let mut after = world(net, revision);
+    after.vips.clone_from(&before.vips);
+    after
 }
 
 fn endpoint(world: &World) -> SocketAddr {

@@ -1,4 +1,5 @@
 //! What is in the way of the programs (K8, K9): other programs on the hook, a cgroup that goes, no place for pins.
+#![cfg(test)]
 
 use std::fs;
 

@@ -1,5 +1,6 @@
 //! The agent as a process that is killed, with connects running (K8): what its end changes, the lease, and a second
 //! agent.
+#![cfg(test)]
 
 use std::{
     net::{IpAddr, SocketAddr},

@@ -1,4 +1,5 @@
 //! The tables in the kernel: the programs decide as user space does, swaps never mix (K5), and the size (K6).
+#![cfg(test)]
 
 use std::{
     net::{Ipv4Addr, SocketAddr},

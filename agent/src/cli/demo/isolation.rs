@@ -50,9 +50,9 @@ impl Isolation {
     }
 
     #[cfg(test)]
-    pub(super) fn with_members(path: &std::path::Path) -> Self {
+    pub(super) fn with_members(path: &Path) -> Self {
         Self::Kernel(Corner {
-            cgroup: path.to_path_buf(),
+            cgroup: path.to_owned(),
             members: vec![path.join("A"), path.join("B")],
             pins: PathBuf::new(),
             home: None,

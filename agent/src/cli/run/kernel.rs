@@ -69,7 +69,7 @@ impl Side {
     pub(super) fn writer(&self) -> Result<Option<Box<dyn Publish>>, KernelError> {
         let Self::Kernel { kernel, .. } = self else { return Ok(None) };
         let writer = kernel.writer()?;
-        Ok(Some(Box::new(Proving { writer, kernel: Arc::clone(kernel), proven: false })))
+        Ok(Some(Box::new(Proving { writer, kernel: Arc::clone(kernel), done: false })))
     }
 
     pub(super) fn pinner(&self) -> Result<Pinner, KernelError> {
@@ -100,15 +100,15 @@ impl Side {
 struct Proving {
     writer: Box<dyn Publish>,
     kernel: Arc<Kernel>,
-    proven: bool,
+    done: bool,
 }
 
 impl Publish for Proving {
     fn publish(&mut self, snapshot: &Snapshot) -> Result<(), KernelError> {
         self.writer.publish(snapshot)?;
-        if !self.proven {
+        if !self.done {
             self.kernel.probe()?;
-            self.proven = true;
+            self.done = true;
         }
         Ok(())
     }
