@@ -431,8 +431,12 @@ mod tests {
 
     #[test]
     fn a_map_of_other_sizes_is_refused_before_the_kernel_copies_anything() {
-        // Needs CAP_BPF; the privileged tests see to it that there is one.
-        let Ok(map) = map_create::<u32, [u64; 4]>(HASH, 1, 0, "sizes") else { return };
+        let Ok(map) = map_create::<u32, [u64; 4]>(HASH, 1, 0, "sizes") else {
+            let required = std::env::var("REVGATE_REQUIRE").unwrap_or_default();
+            assert!(!required.split(',').any(|tier| tier.trim() == "bpf"), "no map can be made here");
+            eprintln!("SKIPPED, NOT PASSED (bpf): no map can be made here");
+            return;
+        };
         let map = map.as_fd();
         map_update(map, &1_u32, &[1_u64; 4]).unwrap();
         assert!(map_update(map, &1_u32, &1_u64).is_err());
