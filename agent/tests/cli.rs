@@ -1,6 +1,5 @@
 //! The commands as a shell sees them: exit codes, streams, help, and what `status` and `explain` make of an agent.
 #![cfg(test)]
-#![expect(clippy::unwrap_used, reason = "what does not work fails the test")]
 
 use std::{
     fs,

@@ -1,10 +1,4 @@
 //! Configuration from files as users have them (F1 to F5).
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "a test fails by a panic; clippy knows test functions, but not their helpers"
-)]
 #![cfg(test)]
 
 use std::{path::Path, time::Duration};

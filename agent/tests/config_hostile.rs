@@ -1,9 +1,4 @@
 //! R2: whatever the bytes of a configuration file are, the answer is a configuration or a message.
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by a panic; clippy knows test functions, but not their helpers"
-)]
 #![cfg(test)]
 
 use std::path::Path;

@@ -1,8 +1,4 @@
 //! What `config print` shows reads back as the same configuration, whatever the configuration is (F3).
-#![expect(
-    clippy::panic,
-    reason = "a test fails by a panic; clippy knows test functions, but not their helpers"
-)]
 #![cfg(test)]
 
 use std::{

@@ -1,9 +1,4 @@
 //! `docs/configuration.md` says what the code does (F3): every field, every default, every example.
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test fails by a panic; clippy knows test functions, but not their helpers"
-)]
 #![cfg(test)]
 
 use std::{collections::BTreeMap, fs, path::Path};

@@ -1,6 +1,5 @@
 //! The demo as a user starts it: a rollout from the first step to the verdict, with and without the kernel.
 #![cfg(feature = "demo")]
-#![expect(clippy::expect_used, reason = "helpers of tests")]
 #![cfg(test)]
 
 use std::{

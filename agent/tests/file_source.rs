@@ -1,11 +1,5 @@
 //! The file source (C5): what it sends, when it sends nothing, and how it follows the file.
 #![cfg(test)]
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "the helpers of a test may end it"
-)]
 
 use std::{
     fs,

@@ -1,6 +1,5 @@
 //! The golden cases (G11): every case, rollout step and pick of `tests/cases/gating.json`.
 #![cfg(test)]
-#![expect(clippy::unwrap_used, reason = "the helpers of a test may end it")]
 
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 

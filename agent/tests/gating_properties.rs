@@ -1,6 +1,5 @@
 //! What holds for every census (G2 to G10, C4), not only for the golden ones.
 #![cfg(test)]
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "the helpers of a test may end it")]
 
 use std::sync::Arc;
 

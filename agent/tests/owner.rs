@@ -20,7 +20,7 @@ use revgate::{
 };
 use tokio::{
     sync::mpsc,
-    task::JoinHandle,
+    task::JoinSet,
     time::{sleep, timeout},
 };
 
@@ -106,7 +106,7 @@ struct Case {
     published: Published,
     changes: mpsc::Sender<Change>,
     configs: mpsc::Sender<Arc<Config>>,
-    task: JoinHandle<()>,
+    tasks: JoinSet<()>,
 }
 
 fn start(refuse: u32) -> Case {
@@ -128,7 +128,9 @@ fn start(refuse: u32) -> Case {
         changes: queue,
         configs: new_configs,
     };
-    Case { diary, published, changes, configs, task: tokio::task::spawn(owner.run()) }
+    let mut tasks = JoinSet::new();
+    tasks.spawn(owner.run());
+    Case { diary, published, changes, configs, tasks }
 }
 
 fn pod(name: &str, last: u8) -> Arc<Pod> {
@@ -159,7 +161,13 @@ async fn ends_though_the_kernel_refuses_for_ever() {
     pass(COALESCE).await;
     assert_eq!(case.diary.take(), ["refuse p", "readers p"]);
     drop((case.changes, case.configs));
-    timeout(Duration::from_secs(60), case.task).await.expect("it ends").expect("without a panic");
+    ended(case.tasks).await;
+}
+
+/// Waits until the owner has ended.
+async fn ended(mut tasks: JoinSet<()>) {
+    let owner = timeout(Duration::from_mins(1), tasks.join_next()).await.expect("it ends");
+    owner.expect("it was started").expect("without a panic");
 }
 
 /// Time is paused: this lets everything run that is due before then, and takes no time itself.
@@ -234,7 +242,7 @@ async fn ends_when_its_inputs_do_and_publishes_what_came_last() {
     let case = start(0);
     case.changes.send(Change::Replace(vec![pod("p", 1)])).await.unwrap();
     drop((case.changes, case.configs));
-    timeout(Duration::from_secs(60), case.task).await.expect("it ends").expect("without a panic");
+    ended(case.tasks).await;
     assert_eq!(case.diary.take(), ["kernel p", "readers p"]);
 }
 

@@ -328,12 +328,13 @@ async fn sigterm_finishes_what_is_in_flight_and_exits_0() {
     agent.ready().await;
 
     let decode = agent.decode;
-    let request = tokio::task::spawn(async move { chat(decode, None).await });
+    let mut requests = tokio::task::JoinSet::new();
+    requests.spawn(async move { chat(decode, None).await });
     engines[1].wait_until(|counters| counters.requests > 0).await;
     agent.signal(Signal::TERM);
     let refused = async || tokio::net::TcpStream::connect(decode).await.is_err();
     agent.until("closed for new connections", refused, |seen| *seen).await;
-    let answer = request.await.expect("no panic").expect("an answer");
+    let answer = requests.join_next().await.expect("one was sent").expect("no panic").expect("an answer");
     assert_eq!(summary(&answer), (200, "a", ""));
     assert_eq!(agent.exit_code().await, Some(0), "{}", agent.log());
 }
@@ -341,20 +342,24 @@ async fn sigterm_finishes_what_is_in_flight_and_exits_0() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_signal_ends_at_once() {
     let engines = [engine("a", "prefill").await, engine("a", "decode").await];
-    engines[1].update(|behaviour| behaviour.first_byte_delay = std::time::Duration::from_secs(600));
+    engines[1].update(|behaviour| behaviour.first_byte_delay = std::time::Duration::from_mins(10));
     let mut agent = Agent::prepare().await;
     agent.pods(&engines);
     agent.start();
     agent.ready().await;
     let decode = agent.decode;
-    let request = tokio::task::spawn(async move { chat(decode, None).await });
+    let mut requests = tokio::task::JoinSet::new();
+    requests.spawn(async move { chat(decode, None).await });
     engines[1].wait_until(|counters| counters.requests > 0).await;
     agent.signal(Signal::TERM);
     let draining = async || get(agent.admin, "/readyz").await.map(|r| r.status().as_u16());
     agent.until("draining", draining, |seen| *seen == Ok(503)).await;
     agent.signal(Signal::TERM);
     assert_eq!(agent.exit_code().await, Some(0), "{}", agent.log());
-    assert!(request.await.expect("no panic").is_err(), "its connection was cut");
+    assert!(
+        requests.join_next().await.expect("one was sent").expect("no panic").is_err(),
+        "its connection was cut"
+    );
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! One connect, one published generation (K5): real connects on all CPUs while a set of 10,000 endpoints changes as
 //! a whole, again and again; and what a slot's new tenant means for those who knew the old one.
+#![cfg(test)]
 
 use std::{
     collections::BTreeSet,

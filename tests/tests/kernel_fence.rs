@@ -1,5 +1,6 @@
 //! The fence (K3) and the decision table (K4) on real sockets: who is let through to a member, in each mode, with which
 //! error, and that nothing else on the machine notices.
+#![cfg(test)]
 
 use std::{
     io,

@@ -1,4 +1,5 @@
 //! The ways in which programs connect, beyond a plain one (K1, K2, K13): each meets the same decision.
+#![cfg(test)]
 
 use std::{
     io::{self, Read, Write},

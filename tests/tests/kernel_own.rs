@@ -1,5 +1,6 @@
 //! A member Pod stays inside its own revision (K2, K3): by VIP it is steered there, and straight to a foreign member it
 //! is refused, on the port of the KV handshake as on any other. The Pods are cgroups that the test makes.
+#![cfg(test)]
 
 use std::{fs, net::SocketAddr, path::PathBuf};
 
