@@ -34,7 +34,7 @@ mod worker;
 use std::{
     convert::Infallible,
     io,
-    net::SocketAddr,
+    net::{SocketAddr, TcpListener},
     num::NonZero,
     sync::{Arc, atomic::AtomicUsize},
     thread,
@@ -112,6 +112,9 @@ struct Live {
     address: SocketAddr,
     identity: Option<Arc<Identity>>,
     alive: Alive,
+    /// The workers' listening sockets once more: a listener that takes the address over gets them, so that no
+    /// connection in their queues is lost.
+    sockets: Vec<TcpListener>,
 }
 
 impl Proxy {
@@ -206,6 +209,8 @@ impl Proxy {
     pub async fn drain(mut self, shutdown: &ShutdownConfig) -> bool {
         let politely = async {
             tokio::time::sleep(shutdown.delay).await;
+            // The workers' sockets are then the last ones: what they close refuses new connections.
+            self.open.clear();
             self.tell(|| Command::Drain);
             self.ended.recv().await;
         };
@@ -229,28 +234,32 @@ impl Proxy {
             let mut address = plan.config.address;
             let failed =
                 |source| StartError::Bind { listener: listener(), address: plan.config.address, source };
-            // Nobody else may listen there, but this agent's own older listener may.
-            let own = leaving.iter().any(|live| live.address.port() == address.port());
-            let claim = if own { None } else { Some(accept::claim(address).map_err(failed)?) };
-            if let Some(claim) = &claim {
-                // Port 0 is the system's choice, once.
-                address = accept::address(claim).map_err(failed)?;
-            }
+            let predecessor = leaving.iter().find(|live| live.address == address);
             let mut sockets = Vec::new();
-            for _ in &self.workers {
-                sockets.push(accept::bind(address).map_err(failed)?);
+            if let Some(live) = predecessor {
+                for socket in &live.sockets {
+                    sockets.push(socket.try_clone().map_err(failed)?);
+                }
+            } else {
+                // Nobody else may listen there, but this agent's own older listener may.
+                let own = leaving.iter().any(|live| live.address.port() == address.port());
+                let claim = if own { None } else { Some(accept::claim(address).map_err(failed)?) };
+                if let Some(claim) = &claim {
+                    // Port 0 is the system's choice, once.
+                    address = accept::address(claim).map_err(failed)?;
+                }
+                for _ in &self.workers {
+                    sockets.push(accept::bind(address).map_err(failed)?);
+                }
             }
-            bound.push((
-                Live { id: self.next, plan, address, identity, alive: Alive::default() },
-                tls,
-                sockets,
-            ));
+            let of_workers =
+                sockets.iter().map(TcpListener::try_clone).collect::<Result<Vec<_>, _>>().map_err(failed)?;
+            let live = Live { id: self.next, plan, address, identity, alive: Alive::default(), sockets };
+            bound.push((live, tls, of_workers));
             self.next += 1;
         }
         for (live, tls, sockets) in bound {
-            let mut sockets = sockets.into_iter();
-            for worker in &self.workers {
-                let Some(socket) = sockets.next() else { break };
+            for (worker, socket) in self.workers.iter().zip(sockets) {
                 let (id, plan, alive) = (live.id, live.plan.clone(), live.alive.clone());
                 let opened = Opened { id, plan, socket, tls: tls.clone(), alive };
                 // A worker that is gone has ended with its runtime; the others serve on.

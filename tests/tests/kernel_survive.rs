@@ -54,14 +54,17 @@ fn program(pins: &Path, name: &str) -> (u32, u64) {
 
 /// This agent's object with one constant of its programs changed: they deny with `ENETUNREACH`.
 fn other_build() -> Vec<u8> {
-    // r1 = -EHOSTUNREACH and r1 = -ENETUNREACH, as the kernel's instruction set encodes them.
-    let (from, to) = ([0xb7, 1, 0, 0, 0x8f, 0xff, 0xff, 0xff], [0xb7, 1, 0, 0, 0x9b, 0xff, 0xff, 0xff]);
+    // r1 = -EHOSTUNREACH as the kernel's instruction set encodes it, by a move or by a load of 64 bits.
+    let opcodes = [0xb7, 0x18];
+    let (from, to) = ([1, 0, 0, 0x8f, 0xff, 0xff, 0xff], 0x9b);
     let mut object = kernel::object().unwrap().to_vec();
+    let found = |at: &[u8]| opcodes.contains(&at[0]) && at[1..] == from;
     let places: Vec<_> =
-        object.windows(8).enumerate().filter(|(_, at)| *at == from).map(|(at, _)| at).collect();
+        object.windows(8).enumerate().filter(|(_, at)| found(at)).map(|(at, _)| at).collect();
     assert_eq!(places.len(), 2, "one in connect4, one in connect6");
     for place in places {
-        object[place..place + 8].copy_from_slice(&to);
+        // The low byte of -ENETUNREACH.
+        object[place + 4] = to;
     }
     object
 }

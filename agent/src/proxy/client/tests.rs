@@ -1,3 +1,5 @@
+//! When a client's connection is late, and what becomes of it then.
+
 use std::time::Duration;
 
 use super::*;
