@@ -1,3 +1,5 @@
+//! Limits of a client's connection in time (H14), with time as an argument.
+
 use std::time::Duration;
 
 use super::*;
