@@ -22,7 +22,7 @@ test: ## Run all tests; as root with the kernel programs
 	@# Where the kernel programs can run, a test of theirs that is skipped is a failure.
 	@require=$${REVGATE_REQUIRE-$$(.ci/setup ready && echo bpf)}; \
 	[ -n "$$require" ] || echo "test: NO KERNEL PROGRAMS HERE: their tests are skipped; what is missing stands above"; \
-	REVGATE_REQUIRE=$$require $(CARGO) test $(ARGS)
+	REVGATE_REQUIRE=$$require $(CARGO) test --no-fail-fast $(ARGS)
 
 bench: ## Measure revgate beside nginx and HAProxy (ARGS=--quick for a short run)
 	@.ci/setup bench

@@ -1,7 +1,7 @@
 //! Where Pods come from: a source turns what it reads into [`Change`]s, and never looks back.
 //!
 //! [`pod`] is a Pod reduced to the fields that decide anything, [`manifest`] the Kubernetes object that it is made
-//! from; [`member`] says what it is to a set (a pure function). [`file`] is the embedded source: it reads what
+//! from; [`member`] says what it is to a set (a pure function). [`mod@file`] is the embedded source: it reads what
 //! [`list`] parses whenever [`files`] says that the file changed.
 
 pub mod file;

@@ -7,7 +7,7 @@
 //!                                                                 └─> reply           the response back
 //! ```
 //!
-//! Each [`worker`] is a thread that does all of this for its own connections. [`headers`] says what a request asks
+//! Each `worker` is a thread that does all of this for its own connections. `headers` says what a request asks
 //! for and what is not passed on, [`error`] why one is refused, [`metrics`] what is counted.
 
 mod accept;

@@ -68,8 +68,8 @@ fn an_event_says_who_dialled_whom_and_what_became_of_it() {
     assert!(line.contains("(revision a of chat) to Pod test/pod-127.160.2.1 (revision b of chat)"), "{line}");
 
     assert!(dial_with(&pinned(&node, 1, 9, None, Domain::IPV4), stage.vip).is_err());
-    let outdated = expected(0, stage.vip, Counter::DeniedStalePin, CALLER_PINNED, (0, 1, 9));
-    assert_eq!(events.take(), Some(outdated));
+    let refused = expected(0, stage.vip, Counter::DeniedStalePin, CALLER_PINNED, (0, 1, 9));
+    assert_eq!(events.take(), Some(refused));
 
     assert!(dial(stage.vip).is_err());
     let foreign = expected(0, stage.vip, Counter::DeniedForeign, CALLER_PROCESS, (0, 0, 0));

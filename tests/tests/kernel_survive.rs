@@ -54,17 +54,15 @@ fn program(pins: &Path, name: &str) -> (u32, u64) {
 
 /// This agent's object with one constant of its programs changed: they deny with `ENETUNREACH`.
 fn other_build() -> Vec<u8> {
-    // r1 = -EHOSTUNREACH as the kernel's instruction set encodes it, by a move or by a load of 64 bits.
-    let opcodes = [0xb7, 0x18];
-    let (from, to) = ([1, 0, 0, 0x8f, 0xff, 0xff, 0xff], 0x9b);
+    // A load of -EHOSTUNREACH into a register, in the kernel's encoding: BPF_MOV64_IMM or BPF_LD_IMM64, as the compiler
+    // likes.
+    let loads = |at: &[u8]| matches!(at[0], 0xb7 | 0x18) && at[4..] == (-113_i32).to_le_bytes();
     let mut object = kernel::object().unwrap().to_vec();
-    let found = |at: &[u8]| opcodes.contains(&at[0]) && at[1..] == from;
     let places: Vec<_> =
-        object.windows(8).enumerate().filter(|(_, at)| found(at)).map(|(at, _)| at).collect();
+        object.windows(8).enumerate().filter(|(_, at)| loads(at)).map(|(at, _)| at + 4).collect();
     assert_eq!(places.len(), 2, "one in connect4, one in connect6");
     for place in places {
-        // The low byte of -ENETUNREACH.
-        object[place + 4] = to;
+        object[place..place + 4].copy_from_slice(&(-101_i32).to_le_bytes());
     }
     object
 }

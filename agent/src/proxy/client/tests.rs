@@ -1,4 +1,4 @@
-//! When a client's connection is late, and what becomes of it then.
+//! Limits of a client's connection in time (H14), with time as an argument.
 
 use std::time::Duration;
 
