@@ -39,7 +39,15 @@ pub(super) struct Pins {
 /// Held while an agent runs; the kernel lets it go when the process ends, however it ends.
 #[derive(Debug)]
 pub(super) struct Lock {
-    _directory: OwnedFd,
+    directory: OwnedFd,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing is not enough: a child that another thread starts has a copy of the descriptor until its exec. An
+        // unlock that fails leaves it to the close.
+        let _ = rustix::fs::flock(&self.directory, FlockOperation::Unlock);
+    }
 }
 
 impl Lock {
@@ -48,7 +56,7 @@ impl Lock {
         let directory = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|source| failed("open", path, source.into()))?;
         match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { _directory: directory }),
+            Ok(()) => Ok(Self { directory }),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(KernelError::Locked { path: path.to_path_buf() }),
             Err(source) => Err(failed("lock", path, source.into())),
         }
