@@ -160,20 +160,7 @@ pub(super) fn map_fits(map: BorrowedFd<'_>, key: usize, value: Option<usize>) ->
         key: u32,
         value: u32,
     }
-    #[repr(C)]
-    #[derive(Clone, Copy, Pod, Zeroable)]
-    struct Ask {
-        fd: u32,
-        length: u32,
-        info: u64,
-    }
-    let mut info = Info::zeroed();
-    let mut attr = Ask { fd: raw(map), length: size(size_of::<Info>())?, info: address_mut(&mut info) };
-    // SAFETY: `info` is ours alone and as long as said.
-    #[expect(unsafe_code, reason = "bpf(2)")]
-    unsafe {
-        bpf(Command::ObjInfo, &mut attr)?;
-    }
+    let info: Info = object_info(map)?;
     let has = |bytes: u32| usize::try_from(bytes).map_err(io::Error::other);
     let per_cpu = PER_CPU.contains(&info.map_type);
     let cpus = if per_cpu { aya::util::nr_cpus().map_err(|(_, error)| error)? } else { 1 };
@@ -399,6 +386,25 @@ pub(super) fn test_run(program: BorrowedFd<'_>, packet: &mut [u8]) -> io::Result
         bpf(Command::ProgTestRun, &mut attr)?;
     }
     Ok(attr.returned)
+}
+
+/// The first fields of what the kernel tells of a map or link; `T` is their layout.
+fn object_info<T: Pod>(object: BorrowedFd<'_>) -> io::Result<T> {
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct Ask {
+        fd: u32,
+        length: u32,
+        info: u64,
+    }
+    let mut info = T::zeroed();
+    let mut attr = Ask { fd: raw(object), length: size(size_of::<T>())?, info: address_mut(&mut info) };
+    // SAFETY: `info` is ours alone and as long as said.
+    #[expect(unsafe_code, reason = "bpf(2)")]
+    unsafe {
+        bpf(Command::ObjInfo, &mut attr)?;
+    }
+    Ok(info)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::{
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Command, address_mut, bpf, bpf_fd, raw, size};
+use super::{Command, address_mut, bpf, bpf_fd, object_info, raw, size};
 
 /// `BPF_LINK_TYPE_CGROUP`.
 const CGROUP: u32 = 3;
@@ -35,20 +35,7 @@ pub(in super::super) struct LinkInfo {
 
 /// What a link is; `None` for one that is not to a cgroup.
 pub(in super::super) fn link_info(link: BorrowedFd<'_>) -> io::Result<Option<LinkInfo>> {
-    #[repr(C)]
-    #[derive(Clone, Copy, Pod, Zeroable)]
-    struct Ask {
-        fd: u32,
-        length: u32,
-        info: u64,
-    }
-    let mut info = LinkInfo::zeroed();
-    let mut attr = Ask { fd: raw(link), length: size(size_of::<LinkInfo>())?, info: address_mut(&mut info) };
-    // SAFETY: `info` is ours alone and as long as said.
-    #[expect(unsafe_code, reason = "bpf(2)")]
-    unsafe {
-        bpf(Command::ObjInfo, &mut attr)?;
-    }
+    let info: LinkInfo = object_info(link)?;
     Ok((info.link_type == CGROUP).then_some(info))
 }
 
