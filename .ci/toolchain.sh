@@ -8,6 +8,8 @@ pin=$(sed -n 's/^channel *= *"\(.*\)"/\1/p' "$root/rust-toolchain.toml")
 # for the purpose, or the user's own.
 nightly="nightly-2026-05-20"
 llvm=22
+# The images hold nothing but the binary: it is linked statically.
+static_target=$(uname -m)-unknown-linux-musl
 
 PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 export PATH
