@@ -9,6 +9,8 @@
 //! `llm_d_epp_disaggregatedset_strict_revision_no_match_total{plugin_type,plugin_name}` (llm-d-router, the metrics of
 //! its `disaggregatedset-rollout-screener`). There `mode` is empty with gating disabled.
 
+#[cfg(test)]
+mod deployed;
 mod families;
 mod gating;
 mod kernel;
