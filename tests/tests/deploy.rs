@@ -260,12 +260,23 @@ fn the_chart_has_the_same_monitoring_and_the_same_way_out() {
 }
 
 #[test]
-fn the_rules_are_rules() {
+fn the_alerts_are_raised_when_they_should_be() {
+    let folder = tempfile::tempdir().unwrap();
     let rules = read("components/monitoring/prometheusrule.yaml");
-    let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
-    fs::write(file.path(), serde_json::to_string(&rules[0]["spec"]).unwrap()).unwrap();
-    match Command::new("promtool").args(["check", "rules", "--lint-fatal"]).arg(file.path()).output() {
-        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
-        Err(error) => skip("promtool", &format!("promtool: {error}")),
+    fs::write(folder.path().join("rules.yaml"), rules[0]["spec"].to_string()).unwrap();
+    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("cases/alerts.yaml");
+    fs::copy(cases, folder.path().join("alerts.yaml")).unwrap();
+    for arguments in
+        [&["check", "rules", "--lint-fatal", "rules.yaml"][..], &["test", "rules", "alerts.yaml"]]
+    {
+        match Command::new("promtool").args(arguments).current_dir(&folder).output() {
+            Ok(output) => assert!(
+                output.status.success(),
+                "{arguments:?}: {}{}",
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            ),
+            Err(error) => skip("promtool", &format!("promtool: {error} (apt-get install prometheus)")),
+        }
     }
 }
