@@ -65,7 +65,8 @@ fn kustomized(folder: &str) -> Option<Vec<Value>> {
 fn chart(arguments: &[&str]) -> Option<Vec<Value>> {
     let program = std::env::var("HELM").unwrap_or_else(|_| "helm".to_owned());
     let mut helm = Command::new(program);
-    helm.args(["template", "revgate", "--namespace", "revgate-system"]).args(arguments);
+    helm.args(["template", "revgate", "--namespace", "revgate-system", "--kube-version", "1.34.0"])
+        .args(arguments);
     rendered("helm template", "helm", helm.arg(deploy().join("helm/revgate")).output())
 }
 
