@@ -22,7 +22,7 @@ fn exposed() -> BTreeSet<String> {
     let scene = testing::scene(testing::snapshot(7, vec![SetBuilder::rollout().build()]));
     scene.source.heard(Instant::now());
     let no_match = StrictNoMatch::default();
-    no_match.of_set(&"chat".into());
+    drop(no_match.of_set(&"chat".into()));
     let mut registry = registry(&scene, &no_match);
     let proxy = Metrics::register(registry.sub_registry_with_prefix(PREFIX), no_match);
     // A family shows with its first series.
