@@ -14,6 +14,7 @@ mod backoff;
 mod follow;
 mod object;
 pub mod problem;
+pub mod rights;
 pub mod target;
 mod union;
 
@@ -104,6 +105,8 @@ impl KubernetesSource {
             None => kube::Config::infer().await.map_err(|error| failed(&error))?,
         };
         access.connect_timeout = Some(CONNECT);
+        // Tries are made here, where each failure is seen, and the last version known.
+        access.default_retry = false;
         let server = access.cluster_url.to_string();
         let client = Client::try_from(access).map_err(|error| failed(&error))?;
         // Bookmarks come every minute. One that is missing is waited for a little, then the watch begins anew; the

@@ -94,8 +94,8 @@ async fn failing_lists_and_watches_are_tried_again_and_the_last_state_stays() {
     server.cut(false);
     rig.until_said(&["cannot watch pods in namespace llm: the API server answers 500"]).await;
     assert_eq!(counts(&rig.published.load()), [[("a".to_owned(), 1, 1)]]);
-    server.compact();
     server.put("pods", decode(1));
+    server.compact();
     rig.until_said(&["cannot list pods in namespace llm: the API server answers 429"]).await;
     rig.until_counts(0, &[("a", 1, 2)]).await;
 }

@@ -128,7 +128,7 @@ async fn c6_the_older_groups_pool_is_read_where_the_present_one_is_not_installed
     server.fault(|faults| drop(faults.absent.insert(NEW)));
     server.put("inferencepools", pool(json!({"targetPortNumber": 8200})));
     let mut rig = Rig::start(&server, configuration(&SET, POOL)).await;
-    rig.until_said(&["Absent", NEW]).await;
+    rig.until_said(&["Absent", "kind: Pools"]).await;
     rig.until_decode(&["10.0.0.2:8200"]).await;
 }
 

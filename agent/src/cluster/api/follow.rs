@@ -33,7 +33,7 @@ use super::{
 const PAGE: u32 = 500;
 
 /// Longest time for a page, and for the head of a watch.
-const ANSWER: Duration = Duration::from_secs(30);
+pub(super) const ANSWER: Duration = Duration::from_secs(30);
 
 /// The server ends a watch after that many seconds, and up to twice as many, drawn anew for each: so that a fleet's
 /// watches spread over the servers there are.
@@ -164,8 +164,8 @@ impl Follower {
         let mut continue_token = None;
         loop {
             let params = ListParams {
-                label_selector: self.labels(),
-                field_selector: self.fields(),
+                label_selector: self.target.label_selector(),
+                field_selector: self.target.field_selector(),
                 limit: Some(PAGE),
                 continue_token,
                 ..ListParams::default()
@@ -229,8 +229,8 @@ impl Follower {
 
     async fn watch_once<O: Object>(&self, version: &mut String) -> Result<End, Closed> {
         let params = WatchParams {
-            label_selector: self.labels(),
-            field_selector: self.fields(),
+            label_selector: self.target.label_selector(),
+            field_selector: self.target.field_selector(),
             timeout: Some(rand::rng().random_range(WATCH_SECONDS..=2 * WATCH_SECONDS)),
             bookmarks: true,
             send_initial_events: false,
@@ -308,14 +308,6 @@ impl Follower {
             }
         }
         Ok(None)
-    }
-
-    fn labels(&self) -> Option<String> {
-        (!self.target.labels.is_empty()).then(|| self.target.labels.clone())
-    }
-
-    fn fields(&self) -> Option<String> {
-        self.target.name.as_ref().map(|name| format!("metadata.name={name}"))
     }
 }
 

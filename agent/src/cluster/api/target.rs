@@ -91,6 +91,14 @@ impl Target {
         Some(ObjectName { namespace, name })
     }
 
+    pub(super) fn label_selector(&self) -> Option<String> {
+        (!self.labels.is_empty()).then(|| self.labels.clone())
+    }
+
+    pub(super) fn field_selector(&self) -> Option<String> {
+        self.name.as_ref().map(|name| format!("metadata.name={name}"))
+    }
+
     /// The path of the collection.
     #[must_use]
     pub fn path(&self) -> String {

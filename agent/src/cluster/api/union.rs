@@ -198,3 +198,6 @@ impl Region {
 fn name_of(pod: &Pod) -> ObjectName {
     ObjectName { namespace: Arc::clone(&pod.key.namespace), name: Arc::clone(&pod.key.name) }
 }
+
+#[cfg(test)]
+mod tests;
