@@ -3,7 +3,6 @@
 
 use std::{path::Path, time::Duration};
 
-use revgate::cluster::ObjectName;
 use revgate::config::{
     AgentGone, Config, ConfigError, FenceMode, GatingMode, HttpConfig, KernelMode, Loaded, LogFormat,
     PortRef, SelectorMode, SourceConfig, VipAddress, load, parse, print,
@@ -71,31 +70,6 @@ fn f2_the_earlier_shape_gives_the_revision_header_and_the_other_selectors() {
             ("zone", "x-zone", "topology.kubernetes.io/zone", SelectorMode::Strict),
         ]
     );
-}
-
-#[test]
-fn c8_services_and_pools_are_named_and_take_the_sets_only_namespace() {
-    let Loaded { config, warnings, .. } = loaded("cluster.yaml");
-    assert!(warnings.is_empty(), "{warnings:?}");
-    let object = |namespace: &str, name: &str| ObjectName { namespace: namespace.into(), name: name.into() };
-    let SourceConfig::Kubernetes(kubernetes) = &config.agent.source else {
-        panic!("{:?}", config.agent.source)
-    };
-    assert_eq!(kubernetes.kubeconfig.as_deref(), Some(Path::new("/etc/revgate/kubeconfig")));
-    assert_eq!(kubernetes.stale_after, Duration::from_mins(5));
-    assert_eq!(config.sets[0].pool, Some(object("llm", "my-pool")));
-    assert_eq!(config.sets[0].ports, [vec![PortRef::Number(9000)], Vec::new()], "the others are the pool's");
-    let at: Vec<_> = config.agent.vips.iter().map(|vip| vip.at.clone()).collect();
-    let service = |service, port| VipAddress::Service { service, port };
-    assert_eq!(
-        at,
-        [
-            service(object("llm", "prefill"), None),
-            service(object("other", "decode"), Some(PortRef::Name("http".into()))),
-            service(object("llm", "decode"), Some(PortRef::Number(8000))),
-        ]
-    );
-    assert_eq!(parse(Path::new("printed"), print(&config).unwrap().as_bytes(), None).unwrap().config, config);
 }
 
 #[test]
@@ -233,7 +207,7 @@ fn f4_bad_agent_fields_are_refused() {
         ("log: {filter: 'revgate=loud'}", "log.filter: bad log filter"),
         ("shutdown: {delay: 30s}", "shutdown: `delay` is longer than `deadline`"),
         ("source: {file: {}}", "source.file: the field `path` is missing"),
-        ("source: {kubernetes: {}}", "source.kubernetes: unknown field"),
+        ("source: {kubernets: {}}", "did you mean `kubernetes`?"),
         ("nodeName: 17", "nodeName: expected text, found `17`: put it in quotes"),
         ("nodeName: ''", "nodeName: must not be empty"),
         ("nodeName: [a]", "nodeName: expected text, found a list"),
@@ -268,6 +242,7 @@ fn f4_bad_agent_fields_are_refused() {
             "vips: [{address: '0.0.0.0:1', role: a}]",
             "vips[0].address: `0.0.0.0:1` is no address of one service",
         ),
+        ("vips: [{role: a}]", "vips[0]: exactly one of `address` and `service`"),
         ("vips: [{address: '127.127.0.1:9', role: a}]", "is in 127.127.0.0/16"),
         (
             "vips: [{address: '1.2.3.4:1', role: a}, {address: '[::ffff:1.2.3.4]:1', role: b}]",
@@ -278,46 +253,6 @@ fn f4_bad_agent_fields_are_refused() {
             "vips[0].address: `1.2.3.4:1` is taken by a listener",
         ),
         ("vips: [{address: '1.2.3.4:1', role: a, membersOnly: 1}]", "vips[0].membersOnly: expected `true`"),
-        (
-            "source: {kubernetes: {}, file: {path: /p}}",
-            "source: both `file` and `kubernetes`: Pods come from one source",
-        ),
-        ("source: {kubernetes: {staleAfter: 10ms}}", "source.kubernetes.staleAfter: `10ms` is out of range"),
-        ("source: {kubernetes: {context: a}}", "unknown field `context`"),
-        (
-            "vips: [{service: {name: a, namespace: n}, role: a}]",
-            "vips[0].service: a Service needs `source.kubernetes`; with a Pod file, give the VIP's `address`",
-        ),
-        (
-            "source: {kubernetes: {}}\nvips: [{service: {name: a}, role: a}]",
-            "vips[0].service: the field `namespace` is missing",
-        ),
-        (
-            "source: {kubernetes: {}}\nvips: [{service: {name: A_, namespace: n}, role: a}]",
-            "vips[0].service.name: bad value `A_`",
-        ),
-        (
-            "source: {kubernetes: {}}\nvips: [{service: {name: a, namespace: n, port: 0}, role: a}]",
-            "vips[0].service.port: expected a port number",
-        ),
-        (
-            "source: {kubernetes: {}}\nvips: [{service: {name: a, namespace: n}, address: '1.2.3.4:1', role: a}]",
-            "vips[0]: exactly one of `address` and `service`",
-        ),
-        ("vips: [{role: a}]", "vips[0]: exactly one of `address` and `service`"),
-        (
-            "source: {kubernetes: {}}\nvips: [{service: {name: a, namespace: n}, role: a}, \
-             {service: {name: a, namespace: n}, role: b}]",
-            "vips[1].service: this port of the Service is a VIP already",
-        ),
-        (
-            "sets: [{namespaces: [n], inferencePool: {name: p}}]",
-            "sets[0].inferencePool: an InferencePool needs `source.kubernetes`",
-        ),
-        (
-            "source: {kubernetes: {}}\nsets: [{namespaces: [n, m], inferencePool: {name: p}}]",
-            "sets[0].inferencePool: the field `namespace` is missing",
-        ),
         ("sets: [{ports: {decode: 0}}]", "sets[0].ports.decode: expected a port number from 1 to 65535"),
         ("sets: [{ports: {decode: 65536}}]", "sets[0].ports.decode: expected a port number"),
         ("sets: [{ports: {decode: Http}}]", "sets[0].ports.decode: expected a port number"),

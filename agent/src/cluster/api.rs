@@ -12,6 +12,7 @@
 
 mod backoff;
 mod follow;
+mod intern;
 mod object;
 pub mod problem;
 pub mod rights;
@@ -31,6 +32,7 @@ use tokio::{
 
 use self::{
     follow::{Follower, Message, Outlet},
+    intern::Interner,
     object::{PoolObject, ServiceObject},
     problem::{Problem, chain},
     target::{Kind, Target},
@@ -226,7 +228,8 @@ impl Watches {
         self.next += 1;
         let outlet = Outlet { id: self.next, queue: self.queue.clone() };
         let (client, silence) = (self.source.client.clone(), self.source.silence);
-        let follower = Follower { client, target: target.clone(), silence, outlet };
+        let follower =
+            Follower { client, target: target.clone(), silence, outlet, interner: Interner::default() };
         let task = match target.kind {
             Kind::Pods => self.tasks.spawn(follower.run::<PodObject>()),
             Kind::Services => self.tasks.spawn(follower.run::<ServiceObject>()),

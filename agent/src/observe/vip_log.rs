@@ -62,14 +62,13 @@ mod tests {
 
     fn at(address: Option<&str>) -> Snapshot {
         let mut snapshot = snapshot(1, vec![SetBuilder::rollout().build()]);
-        match address {
-            Some(address) => snapshot.vips[0].address = address.parse().unwrap(),
-            None => {
-                snapshot.vips.clear();
-                let service = ObjectName { namespace: "llm".into(), name: "decode".into() };
-                let why = "there is no such Service".to_owned();
-                snapshot.missing_vips = vec![MissingVip { service, set: 0, role: 1, why }];
-            }
+        if let Some(address) = address {
+            snapshot.vips[0].address = address.parse().unwrap();
+        } else {
+            snapshot.vips.clear();
+            let service = ObjectName { namespace: "llm".into(), name: "decode".into() };
+            let why = "there is no such Service".to_owned();
+            snapshot.missing_vips = vec![MissingVip { service, set: 0, role: 1, why }];
         }
         snapshot
     }

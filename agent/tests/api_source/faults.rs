@@ -105,7 +105,7 @@ async fn a_missing_right_is_named_with_its_fix_and_waited_for() {
     for verb in ["list", "watch"] {
         let server = Server::start().await;
         server.put("pods", prefill());
-        server.fault(|faults| drop(faults.forbidden.insert((verb, "pods"))));
+        server.fault(|faults| faults.forbidden.extend([(verb, "pods")]));
         let mut rig = Rig::start(&server, configuration(&SET, LLM)).await;
         let said = rig.until_said(&[&format!("may not {verb} pods in namespace llm")]).await;
         assert!(said.contains("resources: [pods], verbs: [get, list, watch]"), "{said}");

@@ -135,8 +135,10 @@ plugins:
     Arc::new(config::parse("x".as_ref(), text.as_bytes(), None).unwrap().config)
 }
 
-/// What readers see: revision, its Ready Pods by role, its endpoints, its members.
-fn seen(snapshot: &Snapshot) -> Vec<(String, Vec<u32>, Vec<String>, Vec<String>)> {
+/// What readers see of a revision: its Ready Pods by role, its endpoints, its members.
+type Seen = (String, Vec<u32>, Vec<String>, Vec<String>);
+
+fn seen(snapshot: &Snapshot) -> Vec<Seen> {
     let set = &snapshot.sets[0];
     let revision = |view: &crate::snapshot::RevisionView| {
         let ready = set.distribution.by_name(&view.name).unwrap().ready.clone();
