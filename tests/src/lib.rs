@@ -10,6 +10,7 @@ pub mod agent;
 pub mod dial;
 pub mod echo;
 pub mod foreign;
+pub mod kubelet;
 pub mod load;
 pub mod node;
 pub mod random;

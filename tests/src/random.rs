@@ -16,7 +16,7 @@ use revgate_common::{
     twin::{DENY, PASS, STEER, Trial},
 };
 
-use crate::world::{Revision, Set, World};
+use crate::world::{Revision, Set, World, source};
 
 /// Endpoints of one revision: by role, how many of IPv4 and of IPv6.
 type Counts = [(u8, u8); 2];
@@ -48,7 +48,7 @@ pub fn worlds() -> impl Strategy<Value = World> {
             for revision in &world.sets[set].revisions {
                 let id = 100 * u64::from(index) + u64::from(revision.slot) + 1;
                 let (slot, epoch) = (revision.slot, revision.epoch);
-                world.sources.push(SourceView { cgroup: Cgroup { id, level: 2 }, set, slot, epoch });
+                world.sources.push(source(Cgroup { id, level: 2 }, set, slot, epoch));
             }
         }
         world

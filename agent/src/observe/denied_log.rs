@@ -17,7 +17,7 @@ use revgate_common::{
 use tracing::warn;
 
 use crate::{
-    cluster::Pod,
+    cluster::PodKey,
     snapshot::{RevisionView, SetView, Snapshot},
 };
 
@@ -129,11 +129,7 @@ fn caller(event: &Event, snapshot: &Snapshot) -> String {
     let Some(source) = snapshot.sources.iter().find(|source| known(source.cgroup.id)) else {
         return format!("a process of no known Pod (cgroup id {})", event.cgroup);
     };
-    let set = snapshot.sets.get(source.set);
-    let mut members = set.into_iter().flat_map(|set| &set.revisions).flat_map(|r| &r.members);
-    let pod = members.find(|pod| pod.cgroup.is_some_and(|cgroup| cgroup == source.cgroup));
-    let revision = revision(source.set, source.slot, source.epoch);
-    format!("{} ({revision})", pod.map_or_else(|| "a Pod that has left".to_owned(), |pod| name(pod)))
+    format!("{} ({})", name(&source.pod), revision(source.set, source.slot, source.epoch))
 }
 
 fn tenant(set: &SetView, slot: u16, epoch: u32) -> Option<&RevisionView> {
@@ -167,17 +163,15 @@ fn member(to: SocketAddr, snapshot: &Snapshot) -> Option<String> {
             Some((set, revision, pod))
         })
     })?;
-    Some(format!("{} (revision {} of {})", name(pod), revision.name, set.name))
+    Some(format!("{} (revision {} of {})", name(&pod.key), revision.name, set.name))
 }
 
-fn name(pod: &Pod) -> String {
-    format!("Pod {}/{}", pod.key.namespace, pod.key.name)
+fn name(pod: &PodKey) -> String {
+    format!("Pod {}/{}", pod.namespace, pod.name)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use revgate_common::layout::CALLER_PROCESS;
 
     use super::*;
@@ -205,12 +199,9 @@ mod tests {
     fn rollout() -> Snapshot {
         let mut snapshot =
             snapshot(1, vec![SetBuilder::new("chat").revision("a", [1, 1]).revision("b", [1, 1]).build()]);
-        let pods = &mut snapshot.sets[0].revisions[0].members;
-        let mut pod = Pod::clone(&pods[1]);
+        let pod = snapshot.sets[0].revisions[0].members[1].key.clone();
         let cgroup = Cgroup { id: 77, level: 2 };
-        pod.cgroup = Some(cgroup);
-        pods[1] = Arc::new(pod);
-        snapshot.sources.push(SourceView { cgroup, set: 0, slot: 0, epoch: 1 });
+        snapshot.sources.push(SourceView { cgroup, pod, set: 0, slot: 0, epoch: 1 });
         snapshot
     }
 
@@ -252,11 +243,10 @@ mod tests {
         );
         let mut left = rollout();
         left.sources[0].epoch = 9;
-        left.sources[0].cgroup.id = 76;
         stale.caller = CALLER_PROCESS;
-        stale.ancestors = [0, 0, 0, 76];
+        stale.ancestors = [0, 0, 0, 77];
         let told = Denied::of(&stale, &left).unwrap();
-        assert_eq!(told.caller, "a Pod that has left (a revision that has left)");
+        assert_eq!(told.caller, "Pod default/a-1-0 (a revision that has left)");
         assert!(
             line(&event("127.9.9.9:1", Counter::DeniedFence, CALLER_AGENT)).contains("no member's any more")
         );

@@ -5,6 +5,7 @@ use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
 use tracing::{info, warn};
 
 use crate::{
+    cluster::cgroups::CgroupWatch,
     config::{FenceMode, KernelConfig},
     kernel::{self, Kernel, KernelError, Pinner, Publish, cgroup},
     observe::{
@@ -85,6 +86,19 @@ impl Side {
             Self::Kernel { kernel, .. } => kernel.events().map(Some),
             Self::UserSpace { .. } => Ok(None),
         }
+    }
+
+    /// Follows the cgroups of this machine's Pods, for whom a Pod's own connects are its own.
+    pub(super) fn cgroups(&self) -> Option<CgroupWatch> {
+        let Self::Kernel { .. } = self else { return None };
+        // Levels count from the real root, wherever the programs are attached.
+        let found = cgroup::find(None).map_err(|error| error.to_string());
+        let watch = found.and_then(|root| CgroupWatch::new(root).map_err(|error| error.to_string()));
+        watch
+            .inspect_err(
+                |why| warn!(%why, "no cgroups of Pods are known: their connects are steered by weight"),
+            )
+            .ok()
     }
 
     pub(super) fn reader(&self) -> Box<dyn KernelReader> {
