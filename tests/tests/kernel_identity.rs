@@ -1,5 +1,5 @@
 //! Whose process it is that connects, from the cgroups that a kubelet makes (K10, K2): an agent as a process, a Pod file
-//! with UIDs, and processes inside the Pods' cgroups.
+//! with UIDs, and processes inside the Pods' cgroups. That the agent is seen to act at all (K9) comes first.
 //!
 //! The agent looks at cgroups by itself only every 30 s, for longer than these tests wait: what they see, events told.
 #![cfg(test)]
@@ -205,4 +205,16 @@ fn a_full_node_of_pods_is_known_by_events_made_in_other_namespaces_too() {
     stage.reaches_its_own(&format!("{last}/{CONTAINER}"), stage.prefill[0]);
     stage.kubelet.remove("kubepods/besteffort");
     stage.known(250 - 83);
+}
+
+#[test]
+fn the_agent_proves_itself_on_a_connect_from_another_cgroup_and_it_counts_as_nothing_else() {
+    let Some(mut stage) = Stage::new("proof", 33) else { return };
+    stage.start();
+    let log = stage.agent.log();
+    assert!(log.contains("seen on a connect of the agent and on one from another cgroup"), "{log}");
+    assert_eq!((stage.count("probed"), stage.count("denied_foreign")), (2, 0));
+    assert!(!stage.kubelet.cgroup().join("revgate-probe").exists());
+    // Nobody is told of it as of a denied connect.
+    assert!(!log.contains("revgate::denied"), "{log}");
 }

@@ -65,17 +65,15 @@ pub struct Denied {
 }
 
 impl Denied {
-    /// Names both ends. `None`: nothing to tell. That is a denied dial of an anchor by another than the agent's pinned
-    /// sockets: so the agent proves at its start that the programs act, and else nobody knows of anchors.
+    /// Names both ends. `None`: nothing to tell, as of the agent's own probe.
     #[must_use]
     pub fn of(event: &Event, snapshot: &Snapshot) -> Option<Self> {
         let outcome = Counter::ALL.into_iter().find(|counter| *counter as u32 == event.outcome)?;
         let to = SocketAddr::from(event.to);
-        let anchor = anchor(event, snapshot);
-        if outcome == Counter::DeniedForeign && anchor.is_some() {
+        if outcome == Counter::Probed {
             return None;
         }
-        let target = anchor.or_else(|| vip(to, snapshot)).or_else(|| member(to, snapshot));
+        let target = anchor(event, snapshot).or_else(|| vip(to, snapshot)).or_else(|| member(to, snapshot));
         Some(Self {
             outcome,
             to,
@@ -254,7 +252,7 @@ mod tests {
 
     #[test]
     fn the_probe_of_the_agent_is_no_news_and_nonsense_is_ignored() {
-        assert_eq!(Denied::of(&event("127.127.0.0:9", Counter::DeniedForeign, 0), &rollout()), None);
+        assert_eq!(Denied::of(&event("127.127.255.255:9", Counter::Probed, 0), &rollout()), None);
         let mut event = event("127.2.0.1:8000", Counter::DeniedFence, 99);
         event.outcome = u32::MAX;
         assert_eq!(Denied::of(&event, &rollout()), None);

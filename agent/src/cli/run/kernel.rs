@@ -109,8 +109,7 @@ impl Side {
     }
 }
 
-/// A writer whose first tables must also be seen to act on this process (K9): where they do not, its pinned dials would
-/// reach nobody. The owner tries again, as after any failed write.
+/// A writer whose first tables must also be seen to act (K9): where they do not, pinned dials would reach nobody. The owner tries again, as after any failed write.
 struct Proving {
     writer: Box<dyn Publish>,
     kernel: Arc<Kernel>,
@@ -121,7 +120,8 @@ impl Publish for Proving {
     fn publish(&mut self, snapshot: &Snapshot) -> Result<(), KernelError> {
         self.writer.publish(snapshot)?;
         if !self.done {
-            self.kernel.probe()?;
+            let proof = self.kernel.probe()?;
+            info!(%proof, "the kernel programs act");
             self.done = true;
         }
         Ok(())
