@@ -18,7 +18,7 @@ const PODS: u32 = 10_000;
 /// The limit of P5, doubled for a build without optimisation.
 const MOST_MEMORY: u64 = 128 << 20;
 
-/// As large as Pods of clusters are: labels of their controllers, and 8 KiB that nobody here reads.
+/// As Pods of clusters are: labels of their controllers, and 4 KiB that nobody here reads.
 fn large(n: u32) -> Value {
     let [.., high, low] = n.to_be_bytes();
     let (revision, role) =
@@ -32,7 +32,7 @@ fn large(n: u32) -> Value {
     with(
         pod,
         "/metadata/managedFields",
-        json!([{"manager": "kubelet", "fieldsV1": {"f:x": "x".repeat(8 << 10)}}]),
+        json!([{"manager": "kubelet", "fieldsV1": {"f:x": "x".repeat(4 << 10)}}]),
     )
 }
 
