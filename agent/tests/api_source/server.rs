@@ -348,15 +348,16 @@ fn list(shared: &Shared, query: &Query) -> Response<Body> {
         Some(token) => token.parse().unwrap(),
         None => 0,
     };
-    let all: Vec<&str> = world
+    // The token is the place in the whole map, so that no page looks at what came before it.
+    let mut rest = world
         .objects
         .iter()
-        .filter(|((collection, _), (object, _))| query.takes(collection, object))
-        .map(|(_, (_, text))| text.as_str())
-        .collect();
-    let page: Vec<&str> = all.iter().skip(skip).take(limit).copied().collect();
-    let more = skip + page.len() < all.len();
-    let token = if more { (skip + page.len()).to_string() } else { String::new() };
+        .enumerate()
+        .skip(skip)
+        .filter(|(_, ((collection, _), (object, _)))| query.takes(collection, object))
+        .peekable();
+    let page: Vec<&str> = rest.by_ref().take(limit).map(|(_, (_, (_, text)))| text.as_str()).collect();
+    let token = rest.peek().map_or_else(String::new, |(at, _)| at.to_string());
     let metadata = json!({"resourceVersion": world.version.to_string(), "continue": token});
     let items = page.join(",");
     let body =
