@@ -25,7 +25,7 @@ use tokio::{
 use super::server::Server;
 
 /// Longest wait for anything: a bound, not an expectation.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(3);
 
 /// The lines of a set in the agent's document.
 pub(crate) const LLM: &str = "sets: [{namespaces: [llm]}]";
