@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{
     cluster::Change,
-    config::Config,
+    config::{Config, Serves},
     fatal::Indispensable,
     observe::{
         Readiness, Scene,
@@ -211,7 +211,12 @@ fn listeners(config: &Config, proxy: &Proxy) -> Vec<ListenerReport> {
             name: name.to_owned(),
             address,
             set: set.name.to_string(),
-            role: set.roles.get(listener.role)?.to_string(),
+            role: match &listener.serves {
+                Serves::Role(role) => set.roles.get(*role)?.to_string(),
+                Serves::Pair(pair) => {
+                    format!("{}+{}", set.roles.get(pair.prefill)?, set.roles.get(pair.decode)?)
+                }
+            },
             tls: listener.tls.is_some(),
         })
     };
