@@ -11,7 +11,7 @@ help: ## Show this
 setup: ## Install what is missing to build and test (done by the others too)
 	@.ci/setup test
 
-demo: ## Watch a rollout being steered (ARGS=--fast for under 20 s)
+demo: ## Watch a rollout being steered (ARGS=--fast: under 20 s; ARGS='--layout shared': through one router)
 	@.ci/setup ebpf
 	@# Not optimised: there to be watched in half the time, and as fast as the demo needs.
 	$(CARGO) build --bin revgate
