@@ -56,6 +56,18 @@ fn every_field_of_a_pair_is_read() {
 }
 
 #[test]
+fn the_files_of_llm_d_md_load_without_a_warning() {
+    let page = std::fs::read_to_string(format!("{}/../docs/llm-d.md", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let blocks = page.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    let files: Vec<&str> = blocks.filter(|block| block.contains("kind: AgentConfig")).collect();
+    assert_eq!(files.len(), 3);
+    for file in files {
+        let loaded = parse(Path::new("llm-d.md"), file.as_bytes(), None).unwrap();
+        assert!(loaded.warnings.is_empty() && !loaded.config.agent.listeners.is_empty(), "{file}");
+    }
+}
+
+#[test]
 fn f4_bad_pairs_are_refused() {
     for (agent, expected) in [
         (
