@@ -1,4 +1,4 @@
-//! The routers from PyPI that the pair listener is measured beside, in an environment of the benchmark's own.
+//! The routers from `PyPI` that the pair listener is measured beside, in an environment of the benchmark's own.
 //!
 //! `.ci/setup bench` makes the environment. Both routers are set up for the job and nothing else: round robin, warnings
 //! only, no retries that the load would not see.
