@@ -194,6 +194,8 @@ pub(crate) fn labelled(
         created: 0,
         ports: Vec::new(),
         cgroup: None,
+        static_uid: None,
+        runtime_class: None,
     };
     Arc::new(Endpoint {
         address,
