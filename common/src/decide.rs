@@ -39,13 +39,18 @@ pub trait Tables {
     /// The pin of the calling socket.
     fn pin(&self) -> Option<&Pin>;
     /// Who the calling process is, if it is known.
-    fn source(&self) -> Option<&Source>;
+    fn source(&self) -> Option<Source>;
     /// The fence: one of the `FENCE_` values of the layout.
     fn fence(&self) -> u32;
     /// Whether the agent's last sign of life is older than its lease. Asked only for VIPs that want to know.
     fn lapsed(&self) -> bool;
     /// A uniform draw, independent of the others.
     fn draw(&self, of: Draw) -> u32;
+    /// Picks from a range, see [`index`]. The hooks have it as a function of its own for the verifier.
+    #[inline(always)]
+    fn index(&self, range: Range, to: &Address, family: Family) -> Option<u32> {
+        index(range, to, family, self.draw(Draw::Endpoint))
+    }
 }
 
 /// What is drawn; a decision draws each at most once.
@@ -92,8 +97,13 @@ pub struct Steer {
     pub epoch: u32,
     /// How the endpoint was found.
     pub how: Counter,
-    /// The caller is no agent: `getpeername` shows it the VIP.
-    pub hidden: bool,
+}
+
+/// Whether the caller of a steered connect is no agent, by its counter: `getpeername` then shows it the VIP.
+#[inline(always)]
+#[must_use]
+pub const fn hides(steered: u32) -> bool {
+    steered == Counter::SteeredOwn as u32 || steered == Counter::SteeredWeight as u32
 }
 
 /// `ECONNREFUSED` of `asm-generic/errno.h`.
@@ -126,12 +136,11 @@ pub fn decide<T: Tables>(tables: &T, to: &Address, family: Family) -> Verdict {
 }
 
 /// The endpoints to pick from, and on whose behalf.
-struct Choice<'t> {
-    range: &'t Range,
+struct Choice {
+    range: Range,
     slot: u16,
     epoch: u32,
     how: Counter,
-    hidden: bool,
 }
 
 #[inline(always)]
@@ -161,30 +170,22 @@ fn steer<T: Tables>(tables: &T, vip: &Vip, to: &Address, family: Family) -> Resu
                         slot: pin.slot,
                         epoch: pin.epoch,
                         how,
-                        hidden: false,
                     });
                 }
                 how = Counter::Repicked;
             }
-            Choice { range, slot: pin.slot, epoch: pin.epoch, how, hidden: false }
+            Choice { range, slot: pin.slot, epoch: pin.epoch, how }
         }
         None => unpinned(tables, table, vip)?,
     };
-    let endpoint = pick(table, choice.range, to, family, tables.draw(Draw::Endpoint))
-        .ok_or(Counter::DeniedNoEndpoint)?;
-    Ok(Steer {
-        endpoint,
-        set: vip.set,
-        slot: choice.slot,
-        epoch: choice.epoch,
-        how: choice.how,
-        hidden: choice.hidden,
-    })
+    let index = tables.index(choice.range, to, family).ok_or(Counter::DeniedNoEndpoint)?;
+    let endpoint = *at(&table.endpoints, index as usize);
+    Ok(Steer { endpoint, set: vip.set, slot: choice.slot, epoch: choice.epoch, how: choice.how })
 }
 
 /// For a caller without a pin: its own revision where it is a member of the set, else by weight.
 #[inline(always)]
-fn unpinned<'t, T: Tables>(tables: &T, table: &'t SetTable, vip: &Vip) -> Result<Choice<'t>, Counter> {
+fn unpinned<T: Tables>(tables: &T, table: &SetTable, vip: &Vip) -> Result<Choice, Counter> {
     if vip.flags & VIP_ANCHOR != 0 {
         return Err(Counter::DeniedForeign);
     }
@@ -193,20 +194,14 @@ fn unpinned<'t, T: Tables>(tables: &T, table: &'t SetTable, vip: &Vip) -> Result
         && source.set == vip.set
     {
         let range = own(table, source.slot, source.epoch, vip.role).ok_or(Counter::DeniedNoRevision)?;
-        return Ok(Choice {
-            range,
-            slot: source.slot,
-            epoch: source.epoch,
-            how: Counter::SteeredOwn,
-            hidden: true,
-        });
+        return Ok(Choice { range, slot: source.slot, epoch: source.epoch, how: Counter::SteeredOwn });
     }
     if vip.flags & VIP_MEMBERS_ONLY != 0 {
         return Err(Counter::DeniedForeign);
     }
     if table.flags & SET_UNGATED != 0 {
-        let range = at(&table.any, usize::from(vip.role));
-        return Ok(Choice { range, slot: ANY_SLOT, epoch: 0, how: Counter::SteeredWeight, hidden: true });
+        let range = *at(&table.any, usize::from(vip.role));
+        return Ok(Choice { range, slot: ANY_SLOT, epoch: 0, how: Counter::SteeredWeight });
     }
     if table.ranks == 0 {
         return Err(Counter::DeniedNoRevision);
@@ -215,11 +210,10 @@ fn unpinned<'t, T: Tables>(tables: &T, table: &'t SetTable, vip: &Vip) -> Result
     let slot = u16::from(*at(&table.slot_of_rank, rank));
     let tenant = at(&table.slots, usize::from(slot));
     Ok(Choice {
-        range: at(&tenant.ranges, usize::from(vip.role)),
+        range: *at(&tenant.ranges, usize::from(vip.role)),
         slot,
         epoch: tenant.epoch,
         how: Counter::SteeredWeight,
-        hidden: true,
     })
 }
 
@@ -227,12 +221,12 @@ fn unpinned<'t, T: Tables>(tables: &T, table: &'t SetTable, vip: &Vip) -> Result
 ///
 /// Whether the revision is eligible is not asked: work in flight on a draining revision finishes there.
 #[inline(always)]
-fn own(table: &SetTable, slot: u16, epoch: u32, role: u16) -> Option<&Range> {
+fn own(table: &SetTable, slot: u16, epoch: u32, role: u16) -> Option<Range> {
     let tenant = at(&table.slots, usize::from(slot));
     if epoch == 0 || tenant.epoch != epoch {
         return None;
     }
-    Some(at(&tenant.ranges, usize::from(role)))
+    Some(*at(&tenant.ranges, usize::from(role)))
 }
 
 /// Whether the pinned endpoint is still an endpoint of that revision and role.
@@ -253,18 +247,15 @@ fn reaches(family: Family, endpoint: &Address) -> bool {
     family == Family::V6 || endpoint.is_v4()
 }
 
-/// One of the range, of the VIP's family where the socket leaves a choice and there is one.
+/// The index of one of a range: of the VIP's family, where the socket leaves a choice and there is one.
 #[inline(always)]
-fn pick(table: &SetTable, range: &Range, to: &Address, family: Family, draw: u32) -> Option<Address> {
+#[must_use]
+pub fn index(range: Range, to: &Address, family: Family, draw: u32) -> Option<u32> {
     let (mut start, mut count) = (range.v4_start, range.v4_count);
     if family == Family::V6 && range.v6_count != 0 && (count == 0 || !to.is_v4()) {
         (start, count) = (range.v6_start, range.v6_count);
     }
-    if count == 0 {
-        return None;
-    }
-    let index = u32::from(start) + pick::index(draw, u32::from(count));
-    Some(*at(&table.endpoints, index as usize))
+    (count != 0).then(|| u32::from(start) + pick::index(draw, u32::from(count)))
 }
 
 /// An element by an index that is masked, not checked: no panic path, and a bound that the verifier sees.

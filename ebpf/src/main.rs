@@ -19,10 +19,12 @@
 #![expect(clippy::needless_pass_by_value, reason = "aya's macros hand the context over by value")]
 #![expect(unsafe_code, reason = "every line here speaks to the kernel")]
 
+mod caller;
 mod connect;
 mod count;
 mod ctx6;
 mod events;
+mod fate;
 mod maps;
 mod peer;
 mod twin;

@@ -60,8 +60,8 @@ impl Tables for Trying<'_> {
     }
 
     #[inline(always)]
-    fn source(&self) -> Option<&Source> {
-        maps::source(self.0.cgroup)
+    fn source(&self) -> Option<Source> {
+        maps::sources().and_then(|whose| whose(self.0.cgroup).copied())
     }
 
     #[inline(always)]

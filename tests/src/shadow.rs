@@ -49,8 +49,8 @@ impl decide::Tables for Shadow<'_> {
         (self.trial.pin.kind != NO_PIN).then_some(&self.trial.pin)
     }
 
-    fn source(&self) -> Option<&Source> {
-        self.tables.sources.get(&self.trial.cgroup)
+    fn source(&self) -> Option<Source> {
+        self.tables.sources.get(&self.trial.cgroup).copied()
     }
 
     fn fence(&self) -> u32 {
