@@ -20,6 +20,7 @@ use crate::{
     connect::{FAIL, GO},
     events,
     maps::{self, PEERS},
+    trace,
 };
 
 /// A tenant of a slot in one number.
@@ -40,7 +41,7 @@ pub(crate) extern "C" fn steered(
     tenant: u64,
     how: u32,
 ) -> i32 {
-    maps::count(how);
+    maps::count(trace::decided(vip, how));
     // SAFETY: the caller hands over its own addresses; the verifier asks for the check.
     let (Some(vip), Some(endpoint)) = (unsafe { (vip.as_ref(), endpoint.as_ref()) }) else { return GO };
     // SAFETY: the socket is the context's own, and the pointer is checked; only a connect writes it, and a socket
@@ -77,7 +78,7 @@ pub(crate) extern "C" fn refused(ctx: *mut bpf_sock_addr, to: *const Address, ou
     if let Some(to) = unsafe { to.as_ref() } {
         events::tell(&ctx, to, outcome);
     }
-    maps::count(outcome);
+    maps::count(trace::decided(to, outcome));
     if outcome == Counter::AuditedFence as u32 {
         return GO;
     }

@@ -27,6 +27,7 @@ mod events;
 mod fate;
 mod maps;
 mod peer;
+mod trace;
 mod twin;
 
 /// The licence that the kernel asks of a program that calls its GPL-only helpers.

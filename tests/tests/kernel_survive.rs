@@ -134,8 +134,10 @@ fn takes_over(node: &mut Node, before: &World, after: &World) {
     load.goes_on();
     assert_eq!(HOOKS.map(|hook| node.attached(hook)), old, "the programs before run on");
     assert_eq!(dial(vip).unwrap(), endpoint(before), "on the tables before");
+    assert!(node.reader().takeover_pending());
     let (mut writer, snapshot) = (node.kernel().writer().unwrap(), after.snapshot(1));
     never_two(node, "connect4", || writer.publish(&snapshot).unwrap());
+    assert!(!node.reader().takeover_pending());
     load.goes_on();
     for (hook, old) in HOOKS.into_iter().zip(old) {
         let new = node.attached(hook);

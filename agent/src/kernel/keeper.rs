@@ -9,14 +9,14 @@
 
 use std::{
     os::fd::{AsFd, OwnedFd},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use revgate_common::layout::map;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{KernelError, Publish, pins::Pins, sys, takeover::Takeover, writer::Writer};
+use super::{KernelError, Publish, reader::Shared, sys, takeover::Takeover, writer::Writer};
 use crate::snapshot::Snapshot;
 
 /// A lease outlasts two renewals that come late or fail.
@@ -25,6 +25,7 @@ const RENEWALS_PER_LEASE: u32 = 3;
 /// Publishes and keeps the lease.
 pub(super) struct Keeper {
     writer: Writer,
+    shared: Arc<Shared>,
     map: OwnedFd,
     lease: Duration,
     /// What is still to be done once the tables are in force.
@@ -36,11 +37,12 @@ pub(super) struct Keeper {
 impl Keeper {
     pub(super) fn new(
         writer: Writer,
-        pins: &Pins,
+        shared: Arc<Shared>,
         lease: Duration,
         takeover: Option<Arc<Takeover>>,
     ) -> Result<Self, KernelError> {
-        Ok(Self { writer, map: pins.open_map(map::LEASE)?, lease, takeover, published: false })
+        let map = shared.pins.open_map(map::LEASE)?;
+        Ok(Self { writer, shared, map, lease, takeover, published: false })
     }
 }
 
@@ -54,6 +56,7 @@ impl Publish for Keeper {
             takeover.run()?;
             tracing::info!("the programs of the agent before are replaced, and its tables removed");
             self.takeover = None;
+            self.shared.takeover_pending.store(false, Ordering::Relaxed);
         }
         Ok(())
     }

@@ -6,8 +6,9 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use bytemuck::bytes_of_mut;
@@ -15,6 +16,7 @@ use revgate_common::{
     counter::Counter,
     layout::{ConnectionKey, Connections, EventAccount, SetTable, map},
 };
+use rustix::time::{ClockId, clock_gettime};
 
 use super::{KernelError, pins::Pins, sys, tables::Tables, writer::set_name};
 
@@ -127,6 +129,21 @@ impl Reader {
         Ok(sets)
     }
 
+    /// For how long the tables still count as current without a sign of life; zero once that is over.
+    pub fn lease_left(&self) -> Result<Duration, KernelError> {
+        let mut end = 0_u64;
+        sys::map_lookup(self.shared.pins.open_map(map::LEASE)?.as_fd(), &0_u32, bytes_of_mut(&mut end))
+            .map_err(read_failed(map::LEASE))?;
+        let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
+        Ok(Duration::from_nanos(end).saturating_sub(now))
+    }
+
+    /// Programs of an agent before are still attached, on its tables: they are replaced at the first publication.
+    #[must_use]
+    pub fn takeover_pending(&self) -> bool {
+        self.shared.takeover_pending.load(Ordering::Relaxed)
+    }
+
     /// Bytes of kernel memory that all maps and tables hold, as the kernel accounts them.
     pub fn memory(&self) -> Result<u64, KernelError> {
         let pins = &self.shared.pins;
@@ -148,6 +165,7 @@ impl Reader {
 pub(super) struct Shared {
     pub(super) pins: Pins,
     pub(super) cgroup: PathBuf,
+    pub(super) takeover_pending: AtomicBool,
     generation: AtomicU64,
     unseen_sources: AtomicUsize,
     counters: OwnedFd,
@@ -157,12 +175,13 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn open(pins: Pins, cgroup: PathBuf) -> Result<Self, KernelError> {
+    pub(super) fn open(pins: Pins, cgroup: PathBuf, takeover: bool) -> Result<Self, KernelError> {
         let cpus = aya::util::nr_cpus().map_err(|(_, source)| KernelError::Read { table: "CPUs", source })?;
         let (counters, connections) = (pins.open_map(map::COUNTERS)?, pins.open_map(map::CONNECTIONS)?);
         Ok(Self {
             pins,
             cgroup,
+            takeover_pending: takeover.into(),
             generation: AtomicU64::new(0),
             unseen_sources: AtomicUsize::new(0),
             counters,

@@ -10,7 +10,7 @@ use crate::{
     kernel::{self, Kernel, KernelError, Pinner, Publish, cgroup},
     observe::{
         KernelReader, KernelReading,
-        kernel::{EndpointConnections, Events, UserSpace},
+        kernel::{EndpointConnections, Events, Lease, UserSpace},
     },
     snapshot::{Snapshot, state::Tenants},
 };
@@ -25,6 +25,10 @@ pub(super) enum Side {
         left: Vec<kernel::SetTenants>,
         /// The fence, in a word.
         fence: &'static str,
+        /// The lease, as configured.
+        lease: Duration,
+        /// The lines of `kernel.trace`.
+        trace: Option<kernel::Trace>,
     },
     /// Without.
     UserSpace {
@@ -37,10 +41,17 @@ impl Side {
     /// Opens what the configuration asks for. An error only with `kernel.mode: required`.
     pub(super) fn open(config: &KernelConfig) -> Result<Self, KernelError> {
         match kernel::Gate::open(config)? {
-            kernel::Gate::Kernel(kernel) => {
+            kernel::Gate::Kernel(mut kernel) => {
+                let trace = kernel.trace();
                 let left = kernel.reader().tenants()?;
                 info!(cgroup = %kernel.reader().cgroup().display(), sets = left.len(), "kernel programs attached");
-                Ok(Self::Kernel { kernel: Arc::new(kernel), left, fence: word(config.fence) })
+                Ok(Self::Kernel {
+                    kernel: Arc::new(kernel),
+                    left,
+                    fence: word(config.fence),
+                    lease: config.lease,
+                    trace,
+                })
             }
             kernel::Gate::UserSpace { reason } => {
                 warn!(%reason, "no kernel programs: revisions are kept apart by the HTTP layer alone");
@@ -101,9 +112,16 @@ impl Side {
             .ok()
     }
 
+    /// The lines of `kernel.trace`; once.
+    pub(super) fn trace(&mut self) -> Option<kernel::Trace> {
+        if let Self::Kernel { trace, .. } = self { trace.take() } else { None }
+    }
+
     pub(super) fn reader(&self) -> Box<dyn KernelReader> {
         match self {
-            Self::Kernel { kernel, fence, .. } => Box::new(Reader { reader: kernel.reader(), fence }),
+            Self::Kernel { kernel, fence, lease, .. } => {
+                Box::new(Reader { reader: kernel.reader(), fence, lease: *lease })
+            }
             Self::UserSpace { because } => Box::new(UserSpace { because: because.clone() }),
         }
     }
@@ -146,6 +164,7 @@ pub(super) fn cgroup_root(config: &KernelConfig) -> Option<PathBuf> {
 struct Reader {
     reader: kernel::Reader,
     fence: &'static str,
+    lease: Duration,
 }
 
 impl Reader {
@@ -175,6 +194,8 @@ impl Reader {
                 })
                 .collect(),
             memory: self.reader.memory()?,
+            lease: Some(Lease { length: self.lease, left: self.reader.lease_left()? }),
+            takeover_pending: self.reader.takeover_pending(),
             error: None,
         })
     }
