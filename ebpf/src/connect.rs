@@ -8,11 +8,14 @@ use aya_ebpf::{
 use revgate_common::{
     address::{self, Address},
     counter::Counter,
-    decide::{self, Draw, Family, Tables, Verdict},
-    layout::{FENCE_OFF, Member, Pin, Range, SetTable, Source, Vip},
+    decide::{self, Caller, Draw, Family, Verdict},
+    layout::{Pin, Range, Source},
 };
 
-use crate::{caller, ctx6, fate, maps};
+use crate::{
+    caller, ctx6, fate,
+    maps::{self, Published},
+};
 
 /// `IPPROTO_TCP`.
 const TCP: u32 = 6;
@@ -79,7 +82,7 @@ enum Next {
 
 #[inline(always)]
 fn run(ctx: &SockAddrContext, to: &Address, family: Family) -> Next {
-    let refused = match decide::decide(&Live { ctx }, to, family) {
+    let refused = match decide::decide(&Published, &Live { ctx }, to, family) {
         Verdict::Pass => {
             maps::forget_peer(ctx);
             return Next::Go;
@@ -95,27 +98,12 @@ fn run(ctx: &SockAddrContext, to: &Address, family: Family) -> Next {
     if fate::refused(ctx.sock_addr, to, refused as u32) == GO { Next::Go } else { Next::Fail }
 }
 
-/// The published tables, for the socket and the process that connect now.
+/// The socket and the process that connect now.
 struct Live<'a> {
     ctx: &'a SockAddrContext,
 }
 
-impl Tables for Live<'_> {
-    #[inline(always)]
-    fn vip(&self, at: &Address) -> Option<&Vip> {
-        maps::vip(at)
-    }
-
-    #[inline(always)]
-    fn set(&self, set: u16) -> Option<&SetTable> {
-        maps::set(set)
-    }
-
-    #[inline(always)]
-    fn members<'t>(&'t self) -> Option<impl Fn(&Address) -> Option<&'t Member>> {
-        maps::members()
-    }
-
+impl Caller for Live<'_> {
     #[inline(always)]
     fn pin(&self) -> Option<&Pin> {
         maps::pin(self.ctx)
@@ -124,11 +112,6 @@ impl Tables for Live<'_> {
     #[inline(always)]
     fn source(&self) -> Option<Source> {
         caller::unpack(caller::source())
-    }
-
-    #[inline(always)]
-    fn fence(&self) -> u32 {
-        maps::settings().map_or(FENCE_OFF, |settings| settings.fence)
     }
 
     #[inline(always)]

@@ -7,7 +7,8 @@
 //! | `count` | TCP state changes | [`count`] |
 //! | `decide` | none: runs a decision for tests (`BPF_PROG_TEST_RUN` does not know the connect hooks) | [`twin`] |
 //!
-//! What is decided is in `revgate_common::decide`; here is how the kernel is asked and told. Entry points return
+//! Who is calling is in [`caller`], what follows a decision in [`fate`], its traces in [`events`] and, for diagnosis,
+//! [`trace`]. What is decided is in `revgate_common::decide`; here is how the kernel is asked and told. Entry points return
 //! what the hook expects: 1 goes on, 0 fails with the set return value.
 #![no_std]
 #![no_main]

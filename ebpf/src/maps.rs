@@ -9,9 +9,10 @@ use aya_ebpf::{
 use revgate_common::{
     address::Address,
     counter::Counter,
+    decide::Tables,
     layout::{
-        ConnectionKey, Connections, EVENT_BYTES, Event, EventAccount, MAX_CONNECTION_ENTRIES, MAX_SETS,
-        Member, Peer, Pin, SetTable, Settings, Source, TABLE_FLAGS, Vip,
+        ConnectionKey, Connections, EVENT_BYTES, Event, EventAccount, FENCE_OFF, MAX_CONNECTION_ENTRIES,
+        MAX_SETS, Member, Peer, Pin, SetTable, Settings, Source, TABLE_FLAGS, Vip,
     },
 };
 
@@ -50,32 +51,39 @@ pub(crate) static EVENTS: RingBuf<Event, EVENT_BYTES> = RingBuf::new();
 #[btf_map]
 static EVENT_ACCOUNTS: PerCpuArray<EventAccount, 1> = PerCpuArray::new();
 
-/// The table of a set.
-#[inline(always)]
-pub(crate) fn set<'a>(set: u16) -> Option<&'a SetTable> {
-    SETS.get_value(u32::from(set), &0)
-}
+/// What is published, as a decision asks for it.
+pub(crate) struct Published;
 
-/// What a VIP stands for.
-#[inline(always)]
-pub(crate) fn vip<'a>(at: &Address) -> Option<&'a Vip> {
-    // SAFETY: inner tables are written once, before they are published, so no element behind a reference changes.
-    unsafe { VIPS.get(0)?.get(at) }
-}
+impl Tables for Published {
+    #[inline(always)]
+    fn vip(&self, at: &Address) -> Option<&Vip> {
+        // SAFETY: inner tables are written once, before they are published, so no element behind a reference changes.
+        unsafe { VIPS.get(0)?.get(at) }
+    }
 
-/// Whose an address is: one table for every question.
-#[inline(always)]
-pub(crate) fn members<'a>() -> Option<impl Fn(&Address) -> Option<&'a Member>> {
-    let table = MEMBERS.get(0)?;
-    // SAFETY: as for `vip`.
-    Some(move |at: &Address| unsafe { table.get(at) })
+    #[inline(always)]
+    fn set(&self, set: u16) -> Option<&SetTable> {
+        SETS.get_value(u32::from(set), &0)
+    }
+
+    #[inline(always)]
+    fn members<'t>(&'t self) -> Option<impl Fn(&Address) -> Option<&'t Member>> {
+        let table = MEMBERS.get(0)?;
+        // SAFETY: as for `vip`.
+        Some(move |at: &Address| unsafe { table.get(at) })
+    }
+
+    #[inline(always)]
+    fn fence(&self) -> u32 {
+        settings().map_or(FENCE_OFF, |settings| settings.fence)
+    }
 }
 
 /// Who runs in a cgroup: one table for every question.
 #[inline(always)]
 pub(crate) fn sources<'a>() -> Option<impl Fn(u64) -> Option<&'a Source>> {
     let table = SOURCES.get(0)?;
-    // SAFETY: as for `vip`.
+    // SAFETY: as for [`Published`].
     Some(move |cgroup: u64| unsafe { table.get(cgroup) })
 }
 
