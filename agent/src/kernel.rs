@@ -166,7 +166,7 @@ impl Kernel {
 
     /// Pins sockets.
     pub fn pinner(&self) -> Result<Pinner, KernelError> {
-        Pinner::new(self.shared.pins.open_map(revgate_common::layout::map::PINS)?)
+        self.shared.pins.map_of(revgate_common::layout::map::PINS).map(Pinner::new)
     }
 
     /// Reads counters, connections, tenants and memory.

@@ -8,7 +8,6 @@
 //! whichever way the agent ends, and an agent that restarts within it changes nothing.
 
 use std::{
-    os::fd::{AsFd, OwnedFd},
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -16,7 +15,7 @@ use std::{
 use revgate_common::layout::map;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{KernelError, Publish, reader::Shared, sys, takeover::Takeover, writer::Writer};
+use super::{KernelError, Publish, reader::Shared, sys::Map, takeover::Takeover, writer::Writer};
 use crate::snapshot::Snapshot;
 
 /// A lease outlasts two renewals that come late or fail.
@@ -26,7 +25,7 @@ const RENEWALS_PER_LEASE: u32 = 3;
 pub(super) struct Keeper {
     writer: Writer,
     shared: Arc<Shared>,
-    map: OwnedFd,
+    map: Map<u32, u64>,
     lease: Duration,
     /// What is still to be done once the tables are in force.
     takeover: Option<Arc<Takeover>>,
@@ -41,7 +40,7 @@ impl Keeper {
         lease: Duration,
         takeover: Option<Arc<Takeover>>,
     ) -> Result<Self, KernelError> {
-        let map = shared.pins.open_map(map::LEASE)?;
+        let map = shared.pins.map_of(map::LEASE)?;
         Ok(Self { writer, shared, map, lease, takeover, published: false })
     }
 }
@@ -65,7 +64,8 @@ impl Publish for Keeper {
         if !self.published {
             return Ok(());
         }
-        sys::map_update(self.map.as_fd(), &0_u32, &end_of(self.lease))
+        self.map
+            .update(&0, &end_of(self.lease))
             .map_err(|source| KernelError::Write { table: map::LEASE, source })
     }
 
