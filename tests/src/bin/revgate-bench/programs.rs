@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeSet,
     fs,
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
     os::fd::{AsFd, AsRawFd},
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -53,10 +53,12 @@ pub(crate) struct Row {
 }
 
 /// What is dialled, by which program's run, and what that is called in the report.
-pub(crate) const CALLS: [(&str, &str, Dial); 4] = [
+pub(crate) const CALLS: [(&str, &str, Dial); 6] = [
     ("connect4", "VIP", Dial::Vip),
+    ("connect4", "VIP, one socket", Dial::OneSocket),
     ("connect6", "VIP", Dial::MappedVip),
-    ("connect4", "endpoint", Dial::Endpoint),
+    ("connect4", "endpoints in turn", Dial::Endpoint),
+    ("connect4", "one endpoint", Dial::OneEndpoint),
     ("connect4", "elsewhere", Dial::Stranger),
 ];
 
@@ -65,10 +67,14 @@ pub(crate) const CALLS: [(&str, &str, Dial); 4] = [
 pub(crate) enum Dial {
     /// The VIP, by an IPv4 socket.
     Vip,
+    /// The VIP, by the same UDP socket always: the kernel need not make it the storage for what it dialled.
+    OneSocket,
     /// The VIP, by an IPv6 socket.
     MappedVip,
-    /// One endpoint after the other.
+    /// One endpoint after the other, which finds their entries cold.
     Endpoint,
+    /// The same endpoint always, which finds it warm.
+    OneEndpoint,
     /// An address that is neither.
     Stranger,
 }
@@ -119,7 +125,9 @@ fn world(port: u16, endpoints: u32, revisions: u16, shift: u32) -> World {
             let prefill = Ipv4Addr::from(u32::from(Ipv4Addr::new(127, 15, 0, 0)) + u32::from(at));
             let endpoints = vec![vec![(prefill, port).into()], Vec::new()];
             let name = format!("revision-{at:02}");
-            Revision { name, slot: at, epoch: u32::from(at) + 1, endpoints, ..Revision::default() }
+            // Another tenant at each shift, so that every table changes also where there is one revision.
+            let epoch = u32::from(at) + 1 + shift * u32::from(revisions);
+            Revision { name, slot: at, epoch, endpoints, ..Revision::default() }
         })
         .collect();
     for at in 1..=endpoints {
@@ -175,11 +183,14 @@ fn maps() -> Result<Vec<(u32, u64)>> {
 
 /// Median nanoseconds of a run in each of [`CALLS`], which take turns, over the batches.
 fn runs(plan: &Plan, port: u16, endpoints: u32) -> Result<[f64; CALLS.len()]> {
+    let one = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     let dial = |call: Dial, turn: u32| -> Result<()> {
         let address = match call {
+            Dial::OneSocket => return Ok(one.connect((VIP, port))?),
             Dial::Vip => (VIP, port).into(),
             Dial::MappedVip => SocketAddr::from((VIP.to_ipv6_mapped(), port)),
             Dial::Endpoint => Target::Endpoints { count: endpoints, port }.address(turn),
+            Dial::OneEndpoint => (endpoint(1), port).into(),
             Dial::Stranger => SocketAddrV4::new(STRANGER, port).into(),
         };
         connect(address).map(drop).map_err(|error| format!("connect to {address}: {error}").into())
