@@ -35,6 +35,7 @@ use crate::{
     cluster::Change,
     config::Config,
     fatal::Indispensable,
+    kernel::Trace,
     observe::{
         Readiness, Scene,
         admin::{self, Admin},
@@ -156,12 +157,7 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     let (latest, followed) = watch::channel(Arc::clone(&config));
     tasks.spawn(source.follow(followed, changes, health));
     if let Some(trace) = kernel.trace() {
-        tasks.spawn(async move {
-            match trace.follow().await {
-                Ok(never) => match never {},
-                Err(error) => error!(%error, "what the kernel programs write is not read any more"),
-            }
-        });
+        tasks.spawn(follow_trace(trace));
     }
     let (offers, mut offered) = mpsc::channel(1);
     let current = Config::clone(&config);
@@ -207,6 +203,13 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
             // The runtime would wait for the thread that waits for the owner.
             std::process::exit(Exit::Done as i32)
         }
+    }
+}
+
+async fn follow_trace(trace: Trace) {
+    match trace.follow().await {
+        Ok(never) => match never {},
+        Err(error) => error!(%error, "what the kernel programs write is not read any more"),
     }
 }
 

@@ -15,13 +15,15 @@ use tracing::info;
 use super::KernelError;
 
 /// The lines, oldest first.
-pub struct Trace(EbpfLogger<Lines>);
+pub struct Trace(Box<EbpfLogger<Lines>>);
 
 impl Trace {
     /// Takes the ring buffer of programs that are loaded.
     pub(super) fn open(ebpf: &mut Ebpf) -> Result<Self, KernelError> {
         let logger = EbpfLogger::init_with_logger(ebpf, Lines);
-        logger.map(Self).map_err(|source| KernelError::Load { source: Box::new(source) })
+        logger
+            .map(|logger| Self(Box::new(logger)))
+            .map_err(|source| KernelError::Load { source: Box::new(source) })
     }
 
     /// Writes them into the agent's log as they come.

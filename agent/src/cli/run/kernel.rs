@@ -120,7 +120,7 @@ impl Side {
     pub(super) fn reader(&self) -> Box<dyn KernelReader> {
         match self {
             Self::Kernel { kernel, fence, lease, .. } => {
-                Box::new(Reader { reader: kernel.reader(), fence, lease: *lease })
+                Box::new(Reader { kernel: kernel.reader(), fence, lease: *lease })
             }
             Self::UserSpace { because } => Box::new(UserSpace { because: because.clone() }),
         }
@@ -162,25 +162,25 @@ pub(super) fn cgroup_root(config: &KernelConfig) -> Option<PathBuf> {
 /// Puts the kernel's numbers into the observer's form.
 #[derive(Debug)]
 struct Reader {
-    reader: kernel::Reader,
+    kernel: kernel::Reader,
     fence: &'static str,
     lease: Duration,
 }
 
 impl Reader {
     fn try_read(&self) -> Result<KernelReading, KernelError> {
-        let tenants = self.reader.tenants()?;
+        let tenants = self.kernel.tenants()?;
         let sets = tenants.iter().map(|set| set.index + 1).max().unwrap_or(0);
         let tables = (0..sets).map(|at| tenants.iter().find(|set| set.index == at).map(|set| set.generation));
-        let connections = self.reader.connections()?;
-        let events = self.reader.events()?;
+        let connections = self.kernel.connections()?;
+        let events = self.kernel.events()?;
         Ok(KernelReading {
             active: true,
             inactive_because: None,
             fence: self.fence.to_owned(),
-            acknowledged: self.reader.generation(),
+            acknowledged: self.kernel.generation(),
             tables: tables.collect(),
-            counters: self.reader.counters()?,
+            counters: self.kernel.counters()?,
             events: Events { sent: events.sent, skipped: events.skipped, lost: events.lost },
             connections: connections
                 .into_iter()
@@ -193,9 +193,9 @@ impl Reader {
                     closed: counts.closed,
                 })
                 .collect(),
-            memory: self.reader.memory()?,
-            lease: Some(Lease { length: self.lease, left: self.reader.lease_left()? }),
-            takeover_pending: self.reader.takeover_pending(),
+            memory: self.kernel.memory()?,
+            lease: Some(Lease { length: self.lease, left: self.kernel.lease_left()? }),
+            takeover_pending: self.kernel.takeover_pending(),
             error: None,
         })
     }
@@ -206,7 +206,7 @@ impl KernelReader for Reader {
         self.try_read().unwrap_or_else(|error| KernelReading {
             active: true,
             fence: self.fence.to_owned(),
-            acknowledged: self.reader.generation(),
+            acknowledged: self.kernel.generation(),
             error: Some(error.to_string()),
             ..KernelReading::default()
         })
