@@ -24,7 +24,7 @@ use tokio::{
     task::JoinSet,
     time::MissedTickBehavior,
 };
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::{
     config_file::ConfigFile,
