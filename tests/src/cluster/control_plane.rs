@@ -84,17 +84,10 @@ impl ControlPlane {
         let tokens = format!("{ADMINISTRATOR},administrator,1,system:masters\n");
         fs::write(folder.join("tokens.csv"), tokens).expect("written");
         let port = place.port(6443);
-        let mut plane = Self {
-            tools: tools.clone(),
-            place,
-            folder: folder.to_path_buf(),
-            port,
-            etcd_port,
-            server: None,
-            _etcd: etcd,
-        };
-        plane.start_server();
-        plane
+        let (tools, folder) = (tools.clone(), folder.to_path_buf());
+        let mut servers = Self { tools, place, folder, port, etcd_port, server: None, _etcd: etcd };
+        servers.start_server();
+        servers
     }
 
     /// Starts the API server where it was stopped, on the same address and with the same identity.
@@ -128,11 +121,11 @@ impl ControlPlane {
             command.args(["--advertise-address=192.0.2.1", "--endpoint-reconciler-type=none"]);
         }
         self.server = Some(Process::start("kube-apiserver", command, &self.folder));
-        eventually(
+        let _ = eventually(
             "the API server is ready",
             || {
                 self.server.as_mut().expect("just started").is_alive();
-                self.write_kubeconfig("administrator", ADMINISTRATOR);
+                let _ = self.write_kubeconfig("administrator", ADMINISTRATOR, self.address());
                 self.kubectl().attempt(&["get", "--raw", "/readyz"])
             },
             Result::is_ok,
@@ -157,19 +150,19 @@ impl ControlPlane {
         self.server.take().expect("a running API server").kill();
     }
 
-    /// A kubeconfig that comes with this token.
+    /// A kubeconfig that comes with this token to this address.
     ///
     /// # Panics
     ///
     /// When it cannot be written.
-    pub fn write_kubeconfig(&self, name: &str, token: &str) -> PathBuf {
+    #[must_use]
+    pub fn write_kubeconfig(&self, name: &str, token: &str, server: SocketAddr) -> PathBuf {
         let path = self.folder.join(format!("{name}.kubeconfig"));
         let text = format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: test\n\
-             clusters: [{{name: test, cluster: {{server: 'https://{}', certificate-authority: '{}'}}}}]\n\
+             clusters: [{{name: test, cluster: {{server: 'https://{server}', certificate-authority: '{}'}}}}]\n\
              users: [{{name: test, user: {{token: '{token}'}}}}]\n\
              contexts: [{{name: test, context: {{cluster: test, user: test, namespace: default}}}}]\n",
-            self.address(),
             self.authority().display(),
         );
         fs::write(&path, text).expect("written");

@@ -27,6 +27,7 @@ pub fn exchange(to: SocketAddr, method: &str, path: &str, body: &str) -> io::Res
 /// # Panics
 ///
 /// When there is none.
+#[must_use]
 pub fn post(to: SocketAddr, path: &str, body: &Value) -> Value {
     let (status, answer) = exchange(to, "POST", path, &body.to_string()).expect("an answer");
     assert_eq!(status, 200, "{path}: {answer}");

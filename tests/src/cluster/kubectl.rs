@@ -67,12 +67,22 @@ impl Kubectl {
         verdict(&output)
     }
 
+    /// Runs it.
+    ///
+    /// # Panics
+    ///
+    /// When it fails.
+    pub fn run(&self, arguments: &[&str]) {
+        let _ = self.read(arguments);
+    }
+
     /// Runs it and returns what it printed.
     ///
     /// # Panics
     ///
     /// When it fails.
-    pub fn run(&self, arguments: &[&str]) -> String {
+    #[must_use]
+    pub fn read(&self, arguments: &[&str]) -> String {
         self.attempt(arguments).unwrap_or_else(|error| panic!("kubectl {}: {error}", arguments.join(" ")))
     }
 
@@ -84,7 +94,7 @@ impl Kubectl {
     #[must_use]
     pub fn get(&self, arguments: &[&str]) -> Value {
         let arguments = [&["get", "-o", "json"], arguments].concat();
-        serde_json::from_str(&self.run(&arguments)).expect("JSON from kubectl")
+        serde_json::from_str(&self.read(&arguments)).expect("JSON from kubectl")
     }
 
     /// Applies manifests.

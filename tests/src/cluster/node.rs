@@ -78,7 +78,7 @@ impl Node {
         node.start_controllers(&tools);
         node.start_agents(&tools);
         let kubectl = node.kubectl();
-        eventually(
+        let _ = eventually(
             "the node is Ready",
             || {
                 node.parts.iter_mut().for_each(Process::is_alive);
@@ -122,7 +122,8 @@ impl Node {
     /// # Panics
     ///
     /// When it fails.
-    pub fn run(&self, program: &str, arguments: &[&str]) -> String {
+    #[must_use]
+    pub fn read(&self, program: &str, arguments: &[&str]) -> String {
         let output = self.command(program).args(arguments).output().expect("nsenter runs");
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         let complained = String::from_utf8_lossy(&output.stderr);
@@ -247,7 +248,16 @@ fn archives(images: &Path) -> Vec<PathBuf> {
 fn start_init(folder: &Path) -> (Process, u32) {
     let mut command = Command::new("setpriv");
     // However this process ends, the node does not outlive it.
-    command.args(["--pdeathsig", "KILL", "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child=KILL"]);
+    command.args([
+        "--pdeathsig",
+        "KILL",
+        "unshare",
+        "--mount",
+        "--net",
+        "--pid",
+        "--fork",
+        "--kill-child=KILL",
+    ]);
     command.arg("--mount-proc").arg(repository().join("tests/cluster/node-init")).arg(folder);
     command.env("REVGATE_NODE_ADDRESS", ADDRESS);
     let mut init = Process::start("node-init", command, folder);
@@ -288,7 +298,9 @@ fn directories(path: &Path) -> Vec<PathBuf> {
 
 fn remove_cgroups() {
     fn remove(cgroup: &Path) {
-        directories(cgroup).iter().for_each(|below| remove(below));
+        for below in directories(cgroup) {
+            remove(&below);
+        }
         let _ = fs::remove_dir(cgroup);
     }
     for cgroup in hierarchies().iter().map(|root| root.join(KUBEPODS)).filter(|cgroup| cgroup.exists()) {

@@ -12,7 +12,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Longest time for anything that a cluster does. Generous: the machine may be busy.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_mins(3);
 
 /// How long a server may take to end in order. The API server takes seconds.
 const END: Duration = Duration::from_secs(40);

@@ -23,7 +23,10 @@ impl Tools {
     #[must_use]
     pub fn find(tier: &str) -> Option<Self> {
         let Some(folder) = env::var_os(FOLDER).map(PathBuf::from) else {
-            require::skip(tier, &format!("it takes minutes and is run by `make test-cluster`, which sets {FOLDER}"));
+            require::skip(
+                tier,
+                &format!("it takes minutes and is run by `make test-cluster`, which sets {FOLDER}"),
+            );
             return None;
         };
         if !folder.join("kube-apiserver").exists() {

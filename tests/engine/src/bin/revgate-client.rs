@@ -20,8 +20,7 @@ use http::{HeaderMap, HeaderName, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use revgate_engine::{KV_MISMATCH, NAME_HEADER};
-use serde::Serialize;
+use revgate_engine::{ClientReport, KV_MISMATCH, NAME_HEADER};
 use serde_json::{Value, json};
 use tokio::{
     net::TcpStream,
@@ -63,21 +62,6 @@ struct Args {
     pause: u64,
 }
 
-/// What became of all requests.
-#[derive(Clone, Debug, Default, Serialize)]
-struct Report {
-    /// Requests that were answered.
-    answered: u64,
-    /// Requests whose decode was refused for the revision of its prefill.
-    mixed: u64,
-    /// Answers of the prefill leg by engine.
-    prefill: BTreeMap<String, u64>,
-    /// Answers of the decode leg by engine.
-    decode: BTreeMap<String, u64>,
-    /// Requests that failed, by leg and error.
-    failed: BTreeMap<String, u64>,
-}
-
 /// How one request failed.
 enum Failure {
     Mixed,
@@ -98,7 +82,7 @@ fn main() -> ExitCode {
 
 async fn run(args: Args) -> io::Result<()> {
     let args = Arc::new(args);
-    let report = Arc::new(Mutex::new(Report::default()));
+    let report = Arc::new(Mutex::new(ClientReport::default()));
     let stop = watch::Sender::new(false);
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -120,14 +104,14 @@ async fn run(args: Args) -> io::Result<()> {
 }
 
 /// Replaces the file as a whole.
-fn write(path: &Path, report: &Mutex<Report>) -> io::Result<()> {
+fn write(path: &Path, report: &Mutex<ClientReport>) -> io::Result<()> {
     let report = report.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let new = path.with_extension("new");
     fs::write(&new, serde_json::to_vec(&report)?)?;
     fs::rename(new, path)
 }
 
-async fn work(args: Arc<Args>, report: Arc<Mutex<Report>>, stop: watch::Receiver<bool>) {
+async fn work(args: Arc<Args>, report: Arc<Mutex<ClientReport>>, stop: watch::Receiver<bool>) {
     while !*stop.borrow() {
         let outcome = request(&args, &report).await;
         {
@@ -143,7 +127,7 @@ async fn work(args: Arc<Args>, report: Arc<Mutex<Report>>, stop: watch::Receiver
 }
 
 /// Both legs of one request.
-async fn request(args: &Args, report: &Mutex<Report>) -> Result<(), Failure> {
+async fn request(args: &Args, report: &Mutex<ClientReport>) -> Result<(), Failure> {
     let mut body = json!({"model": "sim", "prompt": "hello", "max_tokens": 2});
     let mut headers = HeaderMap::new();
     if let Some(prefill) = args.prefill {
@@ -171,8 +155,8 @@ fn take(answer: &mut Value, field: &str) -> Value {
 }
 
 fn count(
-    report: &Mutex<Report>,
-    of_leg: impl Fn(&mut Report) -> &mut BTreeMap<String, u64>,
+    report: &Mutex<ClientReport>,
+    of_leg: impl Fn(&mut ClientReport) -> &mut BTreeMap<String, u64>,
     head: &HeaderMap,
 ) {
     let engine = head.get(NAME_HEADER).and_then(|name| name.to_str().ok()).unwrap_or("unnamed");
