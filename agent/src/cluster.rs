@@ -2,18 +2,21 @@
 //!
 //! [`pod`] is a Pod reduced to the fields that decide anything, [`manifest`] the Kubernetes object that it is made
 //! from; [`member`] says what it is to a set (a pure function). [`mod@file`] is the embedded source: it reads what
-//! [`list`] parses whenever [`files`] says that the file changed.
+//! [`list`] parses whenever [`files`] says that the file changed. [`api`] watches the Kubernetes API.
 
+pub mod api;
 pub mod file;
 pub mod files;
 pub mod list;
 pub mod manifest;
 pub mod member;
 pub mod pod;
+pub mod service;
 
 use std::sync::Arc;
 
 pub use pod::{Cgroup, Pod, PodKey};
+pub use service::{ObjectName, Service, ServicePort};
 
 /// What a source says to the owner of the state.
 #[derive(Clone, Debug)]
@@ -24,4 +27,8 @@ pub enum Change {
     Upsert(Arc<Pod>),
     /// One Pod is gone. The UID decides: a late delete does not touch a successor of the same name.
     Remove(PodKey),
+    /// A Service that a VIP names, as it is now; none: there is no such Service.
+    Service(ObjectName, Option<Service>),
+    /// The target ports of an InferencePool that a set names; none: there is no such pool.
+    Pool(ObjectName, Option<Vec<u16>>),
 }

@@ -20,6 +20,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use http::HeaderName;
 
+use crate::cluster::ObjectName;
 pub use load::{Loaded, load, parse};
 pub use print::print;
 pub use problem::{ConfigError, Position, Problem};
@@ -61,8 +62,10 @@ pub struct SetConfig {
     /// Every role that takes traffic: the required ones first, then those that a listener, VIP or port names.
     /// The index is the role's index everywhere, the kernel included; at most `MAX_ROLES`.
     pub roles: Vec<Arc<str>>,
-    /// The ports of each role, same order as `roles`; never empty inside (default: 8000).
+    /// The ports of each role, same order as `roles`. Empty inside only with a pool, which then says them.
     pub ports: Vec<Vec<PortRef>>,
+    /// The InferencePool whose target ports the roles without ports have (default: 8000).
+    pub pool: Option<ObjectName>,
     /// The header that names the revision.
     pub revision_header: HeaderName,
     /// The label that holds the revision.
@@ -135,6 +138,17 @@ pub enum SourceConfig {
         /// Its path.
         path: PathBuf,
     },
+    /// The Kubernetes API.
+    Kubernetes(KubernetesConfig),
+}
+
+/// How the Kubernetes API is reached and watched.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KubernetesConfig {
+    /// The kubeconfig; unset: `KUBECONFIG`, else the Pod's own credentials.
+    pub kubeconfig: Option<PathBuf>,
+    /// How old the view may be, counted from the last event or bookmark, before the agent says that it is stale.
+    pub stale_after: Duration,
 }
 
 /// A role listener.
@@ -164,8 +178,8 @@ pub struct TlsConfig {
 /// A VIP: an address on which nobody listens, steered by the kernel to endpoints of one role.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VipConfig {
-    /// The address.
-    pub address: SocketAddr,
+    /// Where.
+    pub at: VipAddress,
     /// Index of its set.
     pub set: usize,
     /// Index of its role in the set's `roles`.
@@ -174,6 +188,20 @@ pub struct VipConfig {
     pub members_only: bool,
     /// What it does while no agent runs.
     pub agent_gone: AgentGone,
+}
+
+/// Where a VIP is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum VipAddress {
+    /// At this address.
+    Fixed(SocketAddr),
+    /// At the cluster IPs of a Service, wherever these are.
+    Service {
+        /// Which.
+        service: ObjectName,
+        /// Which of its ports; none: its only one.
+        port: Option<PortRef>,
+    },
 }
 
 /// What a VIP does once the agent is gone for longer than [`KernelConfig::lease`].

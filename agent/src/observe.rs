@@ -16,6 +16,7 @@ pub mod readiness;
 pub mod report;
 pub mod rollout_log;
 pub mod scene;
+pub mod source;
 #[cfg(test)]
 pub(crate) mod testing;
 
@@ -23,3 +24,4 @@ pub use kernel::{KernelReader, KernelReading};
 pub use readiness::{Gate, Readiness};
 pub use report::Report;
 pub use scene::Scene;
+pub use source::SourceHealth;

@@ -1,6 +1,6 @@
 //! One owner of the state, and the immutable snapshots that it publishes.
 //!
-//! [`state`] applies changes and builds snapshots (pure); [`slots`] gives revisions their slots and epochs (pure);
+//! [`state`] applies changes and builds snapshots (pure); [`slots`] gives revisions their slots and epochs (pure); [`vips`] finds where VIPs are (pure);
 //! [`owner`] is the one task that runs both, hands the kernel its tables and publishes. Readers load the current
 //! snapshot once per request and never lock.
 
@@ -8,6 +8,7 @@ mod build;
 pub mod owner;
 pub mod slots;
 pub mod state;
+pub mod vips;
 pub mod vitals;
 
 use std::{net::SocketAddr, sync::Arc};
@@ -16,9 +17,10 @@ use http::HeaderName;
 
 use crate::{
     cluster::{Cgroup, Pod},
-    config::{GatingMode, HeaderSelector, VipConfig},
+    config::{GatingMode, HeaderSelector},
     gating::Distribution,
 };
+pub use vips::{MissingVip, Vip};
 pub use vitals::{Breaker, Vitals};
 
 /// Everything that a reader needs, at one moment.
@@ -31,7 +33,9 @@ pub struct Snapshot {
     /// The sets, by index.
     pub sets: Vec<SetView>,
     /// The VIPs to steer.
-    pub vips: Vec<VipConfig>,
+    pub vips: Vec<Vip>,
+    /// Those that are nowhere at present.
+    pub missing_vips: Vec<MissingVip>,
     /// Local Pods known by their cgroup.
     pub sources: Vec<SourceView>,
 }

@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 
 use revgate::config::{
     AgentGone, Config, ConfigError, FenceMode, GatingMode, HttpConfig, KernelMode, Loaded, LogFormat,
-    PortRef, SelectorMode, SourceConfig, load, parse, print,
+    PortRef, SelectorMode, SourceConfig, VipAddress, load, parse, print,
 };
 
 fn fixture(name: &str) -> String {
@@ -102,11 +102,11 @@ fn f3_every_field_of_the_agent_document_is_read() {
         agent
             .vips
             .iter()
-            .map(|v| (v.address.to_string(), v.set, v.role, v.members_only, v.agent_gone))
+            .map(|v| (v.at.clone(), v.set, v.role, v.members_only, v.agent_gone))
             .collect::<Vec<_>>(),
         [
-            ("10.96.0.10:8000".into(), 0, 0, false, AgentGone::Keep),
-            ("[fd00::10]:8000".into(), 1, 1, true, AgentGone::Deny),
+            (VipAddress::Fixed("10.96.0.10:8000".parse().unwrap()), 0, 0, false, AgentGone::Keep),
+            (VipAddress::Fixed("[fd00::10]:8000".parse().unwrap()), 1, 1, true, AgentGone::Deny),
         ]
     );
     assert_eq!((agent.kernel.mode, agent.kernel.fence), (KernelMode::Required, FenceMode::Audit));

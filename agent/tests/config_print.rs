@@ -12,7 +12,7 @@ use proptest::{collection, option, prelude::*, sample::select};
 use revgate::config::{
     AgentConfig, AgentGone, Config, FenceMode, GatingMode, HeaderSelector, HttpConfig, KernelConfig,
     KernelMode, ListenerConfig, LogConfig, LogFormat, PortRef, SelectorMode, SetConfig, ShutdownConfig,
-    SourceConfig, TlsConfig, VipConfig, parse, print,
+    SourceConfig, TlsConfig, VipAddress, VipConfig, parse, print,
 };
 
 /// Text that is hard for YAML: it looks like something else, or needs escapes.
@@ -94,6 +94,7 @@ fn set(index: usize) -> impl Strategy<Value = SetConfig> {
                 required_roles: roles.iter().take(required).cloned().collect(),
                 roles,
                 ports: ports.into_iter().map(|ports| ports.into_iter().collect()).collect(),
+                pool: None,
                 revision_header: "x-rev".parse().unwrap_or_else(|_| panic!("a header")),
                 revision_label: "rev".into(),
                 role_label: "role".into(),
@@ -180,7 +181,7 @@ fn config() -> impl Strategy<Value = Config> {
                 source: SourceConfig::File { path: source.into() },
                 listeners: listeners(&sets, tls.as_ref()),
                 vips: vec![VipConfig {
-                    address: SocketAddr::new(IpAddr::from([10, 0, 0, 1]), 1),
+                    at: VipAddress::Fixed(SocketAddr::new(IpAddr::from([10, 0, 0, 1]), 1)),
                     set: 0,
                     role: 1,
                     members_only: true,

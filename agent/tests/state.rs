@@ -26,6 +26,7 @@ fn set(name: &str, namespaces: &[&str]) -> SetConfig {
         mode: GatingMode::MaxRole,
         required_roles: roles.clone(),
         ports: vec![vec![PortRef::Number(8000)]; roles.len()],
+        pool: None,
         roles,
         revision_header: HeaderName::from_static("x-llm-d-disagg-revision"),
         revision_label: REVISION.into(),

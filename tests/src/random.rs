@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use proptest::prelude::*;
 use revgate::{
     cluster::Cgroup,
-    config::{AgentGone, GatingMode, VipConfig},
-    snapshot::SourceView,
+    config::{AgentGone, GatingMode},
+    snapshot::{SourceView, Vip},
 };
 use revgate_common::{
     address::Address,
@@ -42,13 +42,7 @@ pub fn worlds() -> impl Strategy<Value = World> {
             for role in 0..2 {
                 let vips = [(vip4(index, role), AgentGone::Keep), (vip6(index, role), AgentGone::Deny)];
                 for (address, agent_gone) in vips {
-                    world.vips.push(VipConfig {
-                        address,
-                        set,
-                        role: usize::from(role),
-                        members_only,
-                        agent_gone,
-                    });
+                    world.vips.push(Vip { address, set, role: usize::from(role), members_only, agent_gone });
                 }
             }
             for revision in &world.sets[set].revisions {

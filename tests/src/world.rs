@@ -7,9 +7,9 @@ use std::{
 
 use revgate::{
     cluster::{Cgroup, Pod, PodKey, pod::ContainerPort},
-    config::{AgentGone, GatingMode, VipConfig},
+    config::{AgentGone, GatingMode},
     gating::{Census, Distribution, Gating},
-    snapshot::{Endpoint, RevisionView, SetView, Snapshot, SourceView, Vitals},
+    snapshot::{Endpoint, RevisionView, SetView, Snapshot, SourceView, Vip, Vitals},
 };
 
 /// All sets at one moment.
@@ -18,7 +18,7 @@ pub struct World {
     /// The sets.
     pub sets: Vec<Set>,
     /// The VIPs.
-    pub vips: Vec<VipConfig>,
+    pub vips: Vec<Vip>,
     /// Local Pods.
     pub sources: Vec<SourceView>,
 }
@@ -71,7 +71,7 @@ impl World {
     /// With one more VIP of set 0.
     #[must_use]
     pub fn vip(mut self, address: SocketAddr, role: usize, members_only: bool) -> Self {
-        self.vips.push(VipConfig { address, set: 0, role, members_only, agent_gone: AgentGone::Keep });
+        self.vips.push(Vip { address, set: 0, role, members_only, agent_gone: AgentGone::Keep });
         self
     }
 
@@ -95,6 +95,7 @@ impl World {
             synced: true,
             sets: self.sets.iter().map(Set::view).collect(),
             vips: self.vips.clone(),
+            missing_vips: Vec::new(),
             sources: self.sources.clone(),
         }
     }

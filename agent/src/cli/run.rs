@@ -8,6 +8,7 @@ mod kernel;
 mod observer;
 mod reload;
 mod signals;
+mod source;
 
 use std::{
     net::SocketAddr,
@@ -18,8 +19,12 @@ use std::{
 
 use arc_swap::ArcSwap;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::{sync::mpsc, task::JoinSet, time::MissedTickBehavior};
-use tracing::{error, info, warn};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+    time::MissedTickBehavior,
+};
+use tracing::{info, warn};
 
 use super::{
     config_file::ConfigFile,
@@ -27,16 +32,12 @@ use super::{
     output::Output,
 };
 use crate::{
-    cluster::{
-        Change,
-        file::{FileSource, Reading},
-    },
-    config::{Config, SourceConfig},
+    config::Config,
     fatal::Indispensable,
     observe::{
         Readiness, Scene,
         admin::{self, Admin},
-        facts::{ReloadHealth, SourceHealth},
+        facts::ReloadHealth,
         log,
         metrics::{self, StrictNoMatch},
         report::ListenerReport,
@@ -93,8 +94,7 @@ fn raise_file_limit() {
 async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> {
     let mut signals = signals::Signals::new().map_err(Failure::failed)?;
     let readiness = Readiness::default();
-    let SourceConfig::File { path: pods } = &config.agent.source;
-    let source = Arc::new(SourceHealth::new("file", pods.display().to_string()));
+    let (source, health) = source::Source::open(&config.agent).await.map_err(Failure::failed)?;
     let reload = Arc::new(ReloadHealth::new(file.path.display().to_string(), SystemTime::now()));
     let kernel = kernel::Side::open(&config.agent.kernel).map_err(Failure::failed)?;
 
@@ -115,7 +115,7 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
         published: Arc::clone(&published),
         readiness: readiness.clone(),
         kernel: kernel.reader(),
-        source: Arc::clone(&source),
+        source: Arc::clone(&health),
         reload: Arc::clone(&reload),
         listeners: ArcSwap::from_pointee(Vec::new()),
         node: config.agent.node.clone(),
@@ -147,8 +147,8 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     if let Some(events) = events {
         tasks.spawn(denied::follow(events, published));
     }
-    let pods = FileSource::new(pods.clone(), kernel::cgroup_root(&config.agent.kernel));
-    tasks.spawn(follow_pods(pods, changes, source));
+    let (latest, followed) = watch::channel(Arc::clone(&config));
+    tasks.spawn(source.follow(followed, changes, health));
     let (offers, mut offered) = mpsc::channel(1);
     let current = Config::clone(&config);
     tasks.spawn(reload::follow(file.path.clone(), file.node.clone(), current, reload, offers));
@@ -166,7 +166,8 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
                     shutdown = config.agent.shutdown.clone();
                     scene.listeners.store(Arc::new(listeners(&config, &proxy)));
                     // The owner lives as long as this sender does.
-                    let _ = configs.send(config).await;
+                    let _ = configs.send(Arc::clone(&config)).await;
+                    latest.send_replace(config);
                 }
                 // Nobody waits for it when the agent ends.
                 let _ = answer.send(taken);
@@ -191,33 +192,6 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
             warn!(signal, "ended at once; the kernel keeps what was written last");
             // The runtime would wait for the thread that waits for the owner.
             std::process::exit(Exit::Done as i32)
-        }
-    }
-}
-
-/// Runs the Pod source and keeps account of how it does.
-async fn follow_pods(pods: FileSource, changes: mpsc::Sender<Change>, health: Arc<SourceHealth>) {
-    let ended = pods.run(changes, |reading| heard(&health, &reading)).await;
-    if let Err(error) = ended {
-        error!(%error, "no Pods will be read");
-        health.failed(error.to_string());
-    }
-}
-
-#[expect(clippy::disallowed_methods, reason = "the age of the last reading is counted from here")]
-fn heard(health: &SourceHealth, reading: &Reading<'_>) {
-    match reading {
-        Reading::Sent { pods } => {
-            health.heard(Instant::now());
-            info!(pods, "a new Pod list");
-        }
-        Reading::Same => health.heard(Instant::now()),
-        Reading::Failed(error) => {
-            error!(%error, "the Pod file is bad; the last good list stays in force");
-            health.failed(error.to_string());
-        }
-        Reading::NoCgroup { pod, why } => {
-            warn!(namespace = %pod.key.namespace, pod = %pod.key.name, why, "its connections are not known as its own");
         }
     }
 }

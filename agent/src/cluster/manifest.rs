@@ -44,6 +44,8 @@ pub struct Metadata {
     pub creation_timestamp: Option<String>,
     /// RFC 3339; set once somebody has asked for deletion.
     pub deletion_timestamp: Option<String>,
+    /// The version of the object, opaque.
+    pub resource_version: Option<String>,
 }
 
 /// `spec` of a Pod.

@@ -8,8 +8,8 @@ use revgate_common::layout::{MAX_ROLES, MAX_SETS};
 use tracing_subscriber::EnvFilter;
 
 use super::{
-    AgentConfig, AgentGone, FenceMode, HttpConfig, KernelConfig, KernelMode, Loaded, LogConfig, LogFormat,
-    SetConfig, ShutdownConfig, SourceConfig,
+    AgentConfig, AgentGone, FenceMode, HttpConfig, KernelConfig, KernelMode, KubernetesConfig, Loaded,
+    LogConfig, LogFormat, SetConfig, ShutdownConfig, SourceConfig,
     addresses::{self, Place, Use},
     problem,
     reader::{Fields, Value},
@@ -33,6 +33,8 @@ const MOST: RangeInclusive<u64> = 1..=10_000_000;
 const LEAST: Duration = Duration::from_millis(1);
 /// A third of it is the time between two renewals, which must outlast a table swap.
 const LEAST_LEASE: Duration = Duration::from_secs(1);
+/// Below it every pause between two events would be one too long.
+const LEAST_STALE: Duration = Duration::from_secs(1);
 /// The engines' servers close idle connections at 5 s; a connection kept as long loses requests to that race.
 const LONGEST_POOL_IDLE: Duration = Duration::from_millis(4_999);
 
@@ -46,8 +48,9 @@ pub(super) fn read(mut document: Fields<'_>, loaded: &mut Loaded) {
     config.agent.source = document.or("source", defaults.source, source);
     let mut places: Vec<Place<'_>> = Vec::new();
     frontends::listeners(document.list("listeners", MOST_FRONTENDS), config, &mut places);
-    frontends::vips(document.list("vips", MOST_FRONTENDS), config, &mut places);
+    let services = frontends::vips(document.list("vips", MOST_FRONTENDS), config, &mut places);
     frontends::sets(document.list("sets", MAX_SETS), config);
+    frontends::services(services, config);
     config.agent.kernel = document.or("kernel", defaults.kernel, kernel);
     config.agent.http = document.or("http", defaults.http, http);
     config.agent.admin = document.or("admin", defaults.admin, |value| {
@@ -71,12 +74,34 @@ pub(super) fn read(mut document: Fields<'_>, loaded: &mut Loaded) {
 
 fn source(value: &Value<'_>) -> Option<SourceConfig> {
     let mut fields = value.fields()?;
-    let file = fields.get("file").and_then(|file| file.fields());
+    let file = fields.get("file");
+    let kubernetes = fields.get("kubernetes");
     fields.finish();
-    let mut file = file?;
-    let path = file.required("path").and_then(|path| path.name());
-    file.finish();
-    Some(SourceConfig::File { path: path?.into() })
+    match (file, kubernetes) {
+        (Some(file), None) => {
+            let mut file = file.fields()?;
+            let path = file.required("path").and_then(|path| path.name());
+            file.finish();
+            Some(SourceConfig::File { path: path?.into() })
+        }
+        (None, Some(kubernetes)) => {
+            let mut fields = kubernetes.fields()?;
+            let d = KubernetesConfig::default();
+            let kubernetes = KubernetesConfig {
+                kubeconfig: fields.or("kubeconfig", d.kubeconfig, |value| Some(Some(value.name()?.into()))),
+                stale_after: fields
+                    .or("staleAfter", d.stale_after, |value| value.duration(LEAST_STALE..=DAY)),
+            };
+            fields.finish();
+            Some(SourceConfig::Kubernetes(kubernetes))
+        }
+        (Some(_), Some(_)) => {
+            value.wrong("both `file` and `kubernetes`: Pods come from one source");
+            None
+        }
+        // An empty mapping says as little as none at all.
+        (None, None) => None,
+    }
 }
 
 fn kernel(value: &Value<'_>) -> Option<KernelConfig> {

@@ -10,8 +10,8 @@ use std::{
 use http::HeaderName;
 
 use super::{
-    AgentConfig, FenceMode, HttpConfig, KernelConfig, KernelMode, LogConfig, LogFormat, ShutdownConfig,
-    SourceConfig,
+    AgentConfig, FenceMode, HttpConfig, KernelConfig, KernelMode, KubernetesConfig, LogConfig, LogFormat,
+    ShutdownConfig, SourceConfig,
 };
 
 /// The header by which llm-d names a revision.
@@ -36,6 +36,17 @@ impl Default for AgentConfig {
             admin: SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9901)),
             shutdown: ShutdownConfig::default(),
             log: LogConfig::default(),
+        }
+    }
+}
+
+impl Default for KubernetesConfig {
+    fn default() -> Self {
+        Self {
+            kubeconfig: None,
+            // The API server sends a bookmark about every minute: two were missed, and a new watch and a new list had
+            // their chance.
+            stale_after: Duration::from_mins(3),
         }
     }
 }

@@ -159,8 +159,20 @@ fn overlap(a: &SetConfig, b: &SetConfig) -> bool {
 }
 
 impl SetConfig {
-    /// Gives every role that has no ports the default one.
+    /// Gives every role that has no ports the default one, or leaves them to the pool.
     pub(super) fn fill_ports(&mut self) {
-        self.ports.resize(self.roles.len(), vec![PortRef::Number(defaults::PORT)]);
+        let unsaid = if self.pool.is_some() { Vec::new() } else { vec![PortRef::Number(defaults::PORT)] };
+        self.ports.resize(self.roles.len(), unsaid);
+    }
+
+    /// The set with a port in every role: those that have none take the pool's, or without those the default one.
+    #[must_use]
+    pub fn with_pool_ports(&self, target_ports: &[u16]) -> Self {
+        let target_ports = if target_ports.is_empty() { &[defaults::PORT] } else { target_ports };
+        let mut set = self.clone();
+        for ports in set.ports.iter_mut().filter(|ports| ports.is_empty()) {
+            *ports = target_ports.iter().copied().map(PortRef::Number).collect();
+        }
+        set
     }
 }

@@ -9,6 +9,9 @@ pub(super) const LABEL_VALUE: &str =
 /// What a namespace is (RFC 1123 label).
 pub(super) const NAMESPACE: &str =
     "a namespace: at most 63 lower-case letters, digits or `-`, a letter or digit at both ends";
+/// What the name of most objects is (RFC 1123 subdomain).
+pub(super) const OBJECT: &str =
+    "an object's name: at most 253 lower-case letters, digits, `-` or `.`, a letter or digit at both ends";
 /// What the name of a container port is (apimachinery `IsValidPortName`).
 pub(super) const PORT_NAME: &str = "a port number from 1 to 65535, the name of a container port (at most 15 lower-case letters, \
      digits or single `-`, with a letter), or a list of them";
@@ -37,6 +40,11 @@ pub(super) fn is_label_value(text: &str) -> bool {
 /// See [`NAMESPACE`].
 pub(super) fn is_namespace(text: &str) -> bool {
     text.len() <= LONGEST_LABEL && text.bytes().all(|c| is_lower(c) || c == b'-') && is_closed(text, is_lower)
+}
+
+/// See [`OBJECT`].
+pub(super) fn is_object(text: &str) -> bool {
+    is_subdomain(text)
 }
 
 /// The name half of [`PORT_NAME`].

@@ -87,6 +87,7 @@ fn set(name: Arc<str>, parameters: Option<Fields<'_>>) -> SetConfig {
         required_roles: Vec::new(),
         roles: Vec::new(),
         ports: Vec::new(),
+        pool: None,
         revision_header: defaults::REVISION_HEADER,
         revision_label: defaults::REVISION_LABEL.into(),
         role_label: defaults::ROLE_LABEL.into(),

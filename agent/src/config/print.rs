@@ -6,12 +6,14 @@ use std::path::Path;
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use super::{
-    Config, HttpConfig, KernelConfig, ListenerConfig, PortRef, SetConfig, SourceConfig, VipConfig,
+    Config, HttpConfig, KernelConfig, ListenerConfig, PortRef, SetConfig, SourceConfig, VipAddress,
+    VipConfig,
     agent::{AGENT_GONE, FENCE_MODES, KERNEL_MODES, LOG_FORMATS},
     load::{AGENT_KIND, AGENT_VERSIONS, PICKER_KIND, PICKER_VERSIONS},
     picker::{GATING_MODES, PLUGIN, SELECTOR_MODES},
     units,
 };
+use crate::cluster::ObjectName;
 
 /// The configuration as YAML, every field shown, `null` where there is no value.
 ///
@@ -118,20 +120,35 @@ struct Agent<'c> {
 }
 
 #[derive(Serialize)]
-struct Source<'c> {
-    file: SourceFile<'c>,
+#[serde(rename_all = "camelCase")]
+enum Source<'c> {
+    File {
+        path: &'c Path,
+    },
+    #[serde(rename_all = "camelCase")]
+    Kubernetes {
+        kubeconfig: Option<&'c Path>,
+        stale_after: String,
+    },
 }
 
 #[derive(Serialize)]
-struct SourceFile<'c> {
-    path: &'c Path,
-}
-
-#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Set<'c> {
     name: &'c str,
     namespaces: Vec<&'c str>,
+    inference_pool: Option<Object<'c>>,
     ports: Ports<'c>,
+}
+
+#[derive(Serialize)]
+struct Object<'c> {
+    name: &'c str,
+    namespace: &'c str,
+}
+
+fn object(object: &ObjectName) -> Object<'_> {
+    Object { name: &object.name, namespace: &object.namespace }
 }
 
 /// A mapping from role to ports, in the order of the roles.
@@ -139,9 +156,11 @@ struct Ports<'c>(&'c SetConfig);
 
 impl Serialize for Ports<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(self.0.roles.len()))?;
+        let mut map = serializer.serialize_map(None)?;
         for (role, ports) in self.0.roles.iter().zip(&self.0.ports) {
             match ports.as_slice() {
+                // The pool says them.
+                [] => {}
                 [port] => map.serialize_entry(&**role, &Port(port))?,
                 ports => map.serialize_entry(&**role, &ports.iter().map(Port).collect::<Vec<_>>())?,
             }
@@ -179,11 +198,23 @@ struct Tls<'c> {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Vip<'c> {
-    address: String,
+    #[serde(flatten)]
+    at: At<'c>,
     set: &'c str,
     role: &'c str,
     members_only: bool,
     when_agent_gone: &'static str,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+enum At<'c> {
+    Address(String),
+    Service {
+        #[serde(flatten)]
+        service: Object<'c>,
+        port: Option<Port<'c>>,
+    },
 }
 
 #[derive(Serialize)]
@@ -236,12 +267,11 @@ struct Log<'c> {
 
 fn agent(config: &Config) -> Agent<'_> {
     let agent = &config.agent;
-    let SourceConfig::File { path } = &agent.source;
     Agent {
         api_version: AGENT_VERSIONS[0],
         kind: AGENT_KIND,
         node_name: agent.node.as_deref(),
-        source: Source { file: SourceFile { path } },
+        source: source(&agent.source),
         sets: config.sets.iter().map(set).collect(),
         listeners: agent.listeners.iter().filter_map(|listener| print_listener(config, listener)).collect(),
         vips: agent.vips.iter().filter_map(|vip| print_vip(config, vip)).collect(),
@@ -256,10 +286,21 @@ fn agent(config: &Config) -> Agent<'_> {
     }
 }
 
+fn source(source: &SourceConfig) -> Source<'_> {
+    match source {
+        SourceConfig::File { path } => Source::File { path },
+        SourceConfig::Kubernetes(kubernetes) => Source::Kubernetes {
+            kubeconfig: kubernetes.kubeconfig.as_deref(),
+            stale_after: units::print_duration(kubernetes.stale_after),
+        },
+    }
+}
+
 fn set(set: &SetConfig) -> Set<'_> {
     Set {
         name: &set.name,
         namespaces: set.namespaces.iter().map(|namespace| &**namespace).collect(),
+        inference_pool: set.pool.as_ref().map(object),
         ports: Ports(set),
     }
 }
@@ -276,10 +317,15 @@ fn print_listener<'c>(config: &'c Config, listener: &'c ListenerConfig) -> Optio
     Some(Listener { name: &listener.name, address: listener.address.to_string(), set, role, tls })
 }
 
-fn print_vip<'c>(config: &'c Config, vip: &VipConfig) -> Option<Vip<'c>> {
+fn print_vip<'c>(config: &'c Config, vip: &'c VipConfig) -> Option<Vip<'c>> {
     let (set, role) = names(config, vip.set, vip.role)?;
     Some(Vip {
-        address: vip.address.to_string(),
+        at: match &vip.at {
+            VipAddress::Fixed(address) => At::Address(address.to_string()),
+            VipAddress::Service { service, port } => {
+                At::Service { service: object(service), port: port.as_ref().map(Port) }
+            }
+        },
         set,
         role,
         members_only: vip.members_only,

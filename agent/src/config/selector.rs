@@ -65,6 +65,30 @@ impl Selector {
             .all(|requirement| requirement.test.holds(labels.get(&requirement.key).map(AsRef::as_ref)))
     }
 
+    /// With a requirement more: the label is present.
+    #[must_use]
+    pub fn with_label(mut self, key: &Arc<str>) -> Self {
+        let requirement = Requirement { key: Arc::clone(key), test: Test::Exists };
+        if !self.requirements.contains(&requirement) {
+            self.requirements.push(requirement);
+        }
+        self
+    }
+
+    /// The requirements that both have. What either matches, it matches.
+    #[must_use]
+    pub fn in_common(mut self, other: &Self) -> Self {
+        self.requirements.retain(|requirement| other.requirements.contains(requirement));
+        self
+    }
+
+    /// Without `>` and `<`, which not every API server knows. What this matches, it matches.
+    #[must_use]
+    pub fn for_server(mut self) -> Self {
+        self.requirements.retain(|requirement| !matches!(requirement.test, Test::Above(_) | Test::Below(_)));
+        self
+    }
+
     /// Whether there is no requirement, so that everything matches.
     #[must_use]
     pub fn is_empty(&self) -> bool {

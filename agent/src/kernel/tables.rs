@@ -14,7 +14,7 @@ use revgate_common::{
 
 use crate::{
     cluster::Pod,
-    config::{AgentGone, FenceMode, GatingMode, VipConfig},
+    config::{AgentGone, FenceMode, GatingMode},
     snapshot::{
         RevisionView, SetView, Snapshot, SourceView,
         slots::{name_hash, set_hash},
@@ -199,7 +199,7 @@ impl Tables {
     }
 }
 
-fn vip_flags(vip: &VipConfig) -> u32 {
+fn vip_flags(vip: &crate::snapshot::Vip) -> u32 {
     let members_only = if vip.members_only { VIP_MEMBERS_ONLY } else { 0 };
     let leased = if vip.agent_gone == AgentGone::Deny { VIP_LEASED } else { 0 };
     members_only | leased

@@ -153,7 +153,7 @@ impl Admin {
         }
     }
 
-    /// 200, or 503 with the reasons, one per line. Verbose: also every gate, as Kubernetes components list their checks.
+    /// 200, or 503 with the reasons, one per line, and remarks with either. Verbose: also every gate, as Kubernetes components list their checks.
     fn ready(&self, verbose: bool) -> Answer {
         let reasons = self.scene.readiness.reasons();
         let mut body = String::new();
@@ -174,6 +174,10 @@ impl Admin {
             }
             StatusCode::SERVICE_UNAVAILABLE
         };
+        for remark in self.scene.remarks() {
+            body.push_str(&remark);
+            body.push('\n');
+        }
         text(status, body)
     }
 

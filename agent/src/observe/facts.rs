@@ -1,63 +1,13 @@
-//! What is to be seen and is not in a snapshot: how the Pod source and the configuration are doing.
+//! What is to be seen and is not in a snapshot: how reloads of the configuration went.
 //!
-//! The source and the reloader write, scrapes and reports read. Neither is on a request's path, so a mutex will do.
+//! The reloader writes, scrapes and reports read. None is on a request's path, so a mutex will do.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use super::report::{ConfigReport, ReloadResult, SourceReport};
-
-/// How the Pod source is doing (C9).
-#[derive(Debug)]
-pub struct SourceHealth {
-    kind: &'static str,
-    location: String,
-    state: Mutex<SourceState>,
-}
-
-#[derive(Debug, Default)]
-struct SourceState {
-    last_event: Option<Instant>,
-    errors: u64,
-    last_error: Option<String>,
-}
-
-impl SourceHealth {
-    /// A source from which nothing has been heard yet. `kind` as in `file`, `location` as in a path.
-    #[must_use]
-    pub fn new(kind: &'static str, location: impl Into<String>) -> Self {
-        Self { kind, location: location.into(), state: Mutex::default() }
-    }
-
-    /// A list, an event or a bookmark arrived, and was good: what was wrong before is over.
-    pub fn heard(&self, now: Instant) {
-        let mut state = lock(&self.state);
-        state.last_event = Some(now);
-        state.last_error = None;
-    }
-
-    /// Something went wrong; the last good state stays in force.
-    pub fn failed(&self, error: impl Into<String>) {
-        let mut state = lock(&self.state);
-        state.errors = state.errors.saturating_add(1);
-        state.last_error = Some(error.into());
-    }
-
-    pub(super) fn report(&self, now: Instant) -> SourceReport {
-        let state = lock(&self.state);
-        SourceReport {
-            kind: self.kind.to_owned(),
-            location: self.location.clone(),
-            last_event_age_seconds: state
-                .last_event
-                .map(|at| now.saturating_duration_since(at).as_secs_f64()),
-            errors: state.errors,
-            last_error: state.last_error.clone(),
-        }
-    }
-}
+use super::report::{ConfigReport, ReloadResult};
 
 /// How reloads of the configuration went (F5).
 #[derive(Debug)]
@@ -129,27 +79,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a test is an edge: it makes up its own instants from one reading"
-)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_source_is_as_old_as_its_last_event_and_an_error_ends_with_the_next_one() {
-        let start = Instant::now();
-        let source = SourceHealth::new("file", "/pods.yaml");
-        assert_eq!(source.report(start).last_event_age_seconds, None);
-        source.heard(start);
-        source.failed("line 3: no name");
-        let report = source.report(start + Duration::from_secs(5));
-        assert_eq!(report.last_event_age_seconds, Some(5.0));
-        assert_eq!((report.errors, report.last_error.as_deref()), (1, Some("line 3: no name")));
-        source.heard(start + Duration::from_secs(6));
-        let report = source.report(start + Duration::from_secs(6));
-        assert_eq!((report.errors, report.last_error), (1, None), "the count stays, the complaint goes");
-    }
 
     #[test]
     fn a_failed_reload_shows_until_a_good_one() {

@@ -6,7 +6,7 @@
 
 mod build;
 
-pub use build::{lacks, open_connections};
+pub use build::{lacks, open_connections, remarks};
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -58,6 +58,9 @@ pub struct Report {
     pub sets: Vec<SetReport>,
     /// VIPs steered in the kernel.
     pub vips: Vec<VipReport>,
+    /// VIPs that are nowhere at present, so that nobody steers what goes to their Services.
+    #[serde(default)]
+    pub missing_vips: Vec<MissingVipReport>,
     /// Role listeners.
     pub listeners: Vec<ListenerReport>,
     /// The kernel part.
@@ -162,6 +165,20 @@ pub struct VipReport {
     pub members_only: bool,
 }
 
+/// A VIP that is nowhere.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MissingVipReport {
+    /// Its Service, as `namespace/name`.
+    pub service: String,
+    /// Its set.
+    pub set: String,
+    /// Its role.
+    pub role: String,
+    /// Why.
+    pub reason: String,
+}
+
 /// A listener.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -228,12 +245,33 @@ pub struct SourceReport {
     pub kind: String,
     /// Where it reads.
     pub location: String,
-    /// How long ago it was last heard of; `null`: not yet.
+    /// How long ago the watch that is silent longest was last heard of; `null`: not yet.
     pub last_event_age_seconds: Option<f64>,
     /// Errors so far.
     pub errors: u64,
     /// What is wrong with it now.
     pub last_error: Option<String>,
+    /// Its watches; a file is one.
+    #[serde(default)]
+    pub watches: Vec<WatchReport>,
+}
+
+/// One watch of the Pod source.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WatchReport {
+    /// `file`, or a resource as RBAC rules have it.
+    pub resource: String,
+    /// The namespace; empty: all, or none.
+    pub namespace: String,
+    /// The object; empty: all.
+    pub name: String,
+    /// How long ago it was last heard of; `null`: not yet.
+    pub last_event_age_seconds: Option<f64>,
+    /// That is longer than `source.kubernetes.staleAfter`.
+    pub stale: bool,
+    /// What is wrong with it now.
+    pub error: Option<String>,
 }
 
 /// How the last reload went.

@@ -8,9 +8,9 @@ use std::{
 use arc_swap::ArcSwap;
 
 use super::{
-    KernelReader, Readiness, Report,
-    facts::{ReloadHealth, SourceHealth},
-    report::{Inputs, ListenerReport},
+    KernelReader, Readiness, Report, SourceHealth,
+    facts::ReloadHealth,
+    report::{self, Inputs, ListenerReport},
 };
 use crate::snapshot::owner::Published;
 
@@ -59,6 +59,13 @@ impl Scene {
             node: self.node.as_deref(),
             uptime: self.uptime(now),
         })
+    }
+
+    /// What somebody should know who asks whether the agent is ready: why it is not, or is with less than it should be.
+    #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "ages are made for whoever asks, at the time of asking")]
+    pub fn remarks(&self) -> Vec<String> {
+        report::remarks(&self.source.report(Instant::now()), &self.published.load())
     }
 
     fn uptime(&self, now: Instant) -> Duration {

@@ -11,16 +11,16 @@ use http::HeaderName;
 use revgate_common::counter::Counter;
 
 use super::{
-    KernelReader, KernelReading, Readiness, Report, Scene,
-    facts::{ReloadHealth, SourceHealth},
+    KernelReader, KernelReading, Readiness, Report, Scene, SourceHealth,
+    facts::ReloadHealth,
     kernel::EndpointConnections,
     report::{ConfigReport, Inputs, ListenerReport, ReloadResult, SourceReport},
 };
 use crate::{
     cluster::{Pod, PodKey},
-    config::{GatingMode, VipConfig},
+    config::GatingMode,
     gating::{Census, Distribution, Gating},
-    snapshot::{Endpoint, RevisionView, SetView, Snapshot, Vitals},
+    snapshot::{Endpoint, RevisionView, SetView, Snapshot, Vip, Vitals},
 };
 
 /// A set with the required roles prefill and decode, out of Ready counts.
@@ -124,14 +124,14 @@ fn pod(name: &str, ip: IpAddr) -> Arc<Pod> {
 }
 
 pub(crate) fn snapshot(generation: u64, sets: Vec<SetView>) -> Snapshot {
-    let vips = vec![VipConfig {
+    let vips = vec![Vip {
         address: "127.0.90.1:80".parse().unwrap(),
         set: 0,
         role: 1,
         members_only: false,
         agent_gone: crate::config::AgentGone::Keep,
     }];
-    Snapshot { generation, synced: true, sets, vips, sources: Vec::new() }
+    Snapshot { generation, synced: true, sets, vips, missing_vips: Vec::new(), sources: Vec::new() }
 }
 
 /// Kernel programs at work, with the tables of one set at that generation.
@@ -178,6 +178,7 @@ pub(crate) fn report(snapshot: &Snapshot, kernel: &KernelReading) -> Report {
             last_event_age_seconds: Some(2.0),
             errors: 0,
             last_error: None,
+            watches: Vec::new(),
         },
         config: ConfigReport {
             path: "/etc/revgate/config.yaml".to_owned(),
@@ -210,7 +211,7 @@ pub(crate) fn scene(snapshot: Snapshot) -> Arc<Scene> {
         kernel: Box::new(Fixed(reading(snapshot.generation))),
         published: Arc::new(ArcSwap::from_pointee(snapshot)),
         readiness: Readiness::default(),
-        source: Arc::new(SourceHealth::new("file", "/etc/revgate/pods.yaml")),
+        source: Arc::new(SourceHealth::new("file", "/etc/revgate/pods.yaml", None)),
         reload: Arc::new(ReloadHealth::new("/etc/revgate/config.yaml", SystemTime::now())),
         listeners: arc_swap::ArcSwap::from_pointee(vec![listener()]),
         node: Some("node-a".into()),

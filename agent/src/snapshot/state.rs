@@ -10,10 +10,11 @@ use super::{
     Endpoint, SetView, Snapshot, SourceView,
     build::{Owners, SetBuilder},
     slots::{Epochs, Slots, set_hash},
+    vips,
 };
 use crate::{
     cluster::{
-        Change, Pod, PodKey,
+        Change, ObjectName, Pod, PodKey, Service,
         member::{Member, member},
     },
     config::Config,
@@ -74,7 +75,12 @@ pub(super) type EndpointKey = (Arc<str>, usize, SocketAddr);
 /// All that is known.
 #[derive(Debug)]
 pub struct State {
+    /// As it was given.
+    given: Arc<Config>,
+    /// With the ports of the pools.
     config: Arc<Config>,
+    services: HashMap<ObjectName, Service>,
+    pools: HashMap<ObjectName, Vec<u16>>,
     /// By namespace and name, of which the API has one Pod at a time; the UID is in the Pod.
     pods: HashMap<(Arc<str>, Arc<str>), Entry>,
     /// By the hash of the set.
@@ -98,8 +104,11 @@ impl State {
         let mut epochs = Epochs::default();
         let slots =
             left.into_iter().map(|(set, tenants)| (set, Slots::restore(tenants, &mut epochs))).collect();
-        Self {
+        let mut state = Self {
+            given: Arc::clone(&config),
             config,
+            services: HashMap::new(),
+            pools: HashMap::new(),
             pods: HashMap::new(),
             slots,
             epochs,
@@ -110,12 +119,32 @@ impl State {
             generation: last_generation,
             synced: false,
             dirty: false,
-        }
+        };
+        state.fill_ports();
+        state
     }
 
     /// Takes a new configuration; what every Pod is to the sets is worked out anew.
     pub fn configure(&mut self, config: Arc<Config>) {
-        self.config = config;
+        self.given = config;
+        self.reconsider();
+    }
+
+    /// The configuration with the ports that the pools say.
+    fn fill_ports(&mut self) {
+        self.config = Arc::clone(&self.given);
+        if self.given.sets.iter().all(|set| set.pool.is_none()) {
+            return;
+        }
+        for set in &mut Arc::make_mut(&mut self.config).sets {
+            let ports = set.pool.as_ref().and_then(|pool| self.pools.get(pool));
+            *set = set.with_pool_ports(ports.map(Vec::as_slice).unwrap_or_default());
+        }
+    }
+
+    /// Works out anew what every Pod is to the sets.
+    fn reconsider(&mut self) {
+        self.fill_ports();
         self.dirty = true;
         for entry in self.pods.values_mut() {
             entry.members = self.config.sets.iter().map(|set| member(&entry.pod, set)).collect();
@@ -145,6 +174,22 @@ impl State {
                 if self.pods.get(&name).is_some_and(|entry| entry.pod.key.uid == key.uid) {
                     self.pods.remove(&name);
                     self.dirty = true;
+                }
+            }
+            Change::Service(name, service) => {
+                let before = match service.clone() {
+                    Some(now) => self.services.insert(name, now),
+                    None => self.services.remove(&name),
+                };
+                self.dirty |= before != service;
+            }
+            Change::Pool(name, ports) => {
+                let before = match ports.clone() {
+                    Some(now) => self.pools.insert(name, now),
+                    None => self.pools.remove(&name),
+                };
+                if before != ports {
+                    self.reconsider();
                 }
             }
         }
@@ -196,11 +241,13 @@ impl State {
         // A set that is gone, or whose roles changed places, starts anew with epochs of its own when it comes back.
         let present: Vec<u64> = config.sets.iter().map(|set| set_hash(&set.name, &set.roles)).collect();
         self.slots.retain(|hash, _| present.contains(hash));
+        let (vips, missing_vips) = vips::find(&config.agent.vips, &self.services);
         Snapshot {
             generation: self.generation,
             synced: self.synced,
             sets,
-            vips: config.agent.vips.clone(),
+            vips,
+            missing_vips,
             sources: unique_sources(sources),
         }
     }

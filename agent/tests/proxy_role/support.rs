@@ -215,6 +215,7 @@ pub(crate) fn snapshot(mode: GatingMode, endpoints: &[Arc<Endpoint>]) -> Snapsho
             left_out: Vec::new(),
         }],
         vips: Vec::new(),
+        missing_vips: Vec::new(),
         sources: Vec::new(),
     }
 }
@@ -252,6 +253,7 @@ pub(crate) fn config(http: HttpConfig) -> Config {
             required_roles: vec!["decode".into()],
             roles: vec!["decode".into()],
             ports: vec![Vec::new()],
+            pool: None,
             revision_header: REVISION,
             revision_label: "revision".into(),
             role_label: "role".into(),

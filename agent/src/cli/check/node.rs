@@ -41,7 +41,7 @@ fn kernel(config: &KernelConfig) -> Vec<Precondition> {
 
 /// The Pods can be read, and each set finds some: an empty set is most often a mistyped selector.
 fn source(config: &Config) -> Vec<Precondition> {
-    let SourceConfig::File { path } = &config.agent.source;
+    let SourceConfig::File { path } = &config.agent.source else { return Vec::new() };
     let listed = match file::read(path) {
         Ok(listed) => listed,
         Err(error) => {

@@ -171,6 +171,20 @@ fn troubles(report: &Report) -> Vec<String> {
     troubles.extend(report.source.last_error.iter().map(|error| {
         format!("source {}: {error}; the last good state stays in force", report.source.location)
     }));
+    for watch in report.source.watches.iter().filter(|watch| watch.stale) {
+        let age = watch.last_event_age_seconds.map(duration).map_or_else(
+            || "nothing was heard of it yet".to_owned(),
+            |age| format!("nothing was heard of it for {age}"),
+        );
+        let of = [&watch.resource, &watch.namespace, &watch.name].map(String::as_str);
+        let of: Vec<&str> = of.into_iter().filter(|part| !part.is_empty()).collect();
+        troubles.push(format!("the view of {} is stale: {age}", of.join(" ")));
+    }
+    if report.synced {
+        troubles.extend(report.missing_vips.iter().map(|vip| {
+            format!("{}'s {} has no VIP at the Service {}: {}", vip.set, vip.role, vip.service, vip.reason)
+        }));
+    }
     if report.config.last_reload == ReloadResult::Failed {
         let error = report.config.error.as_deref().unwrap_or_default();
         troubles

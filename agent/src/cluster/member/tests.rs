@@ -23,6 +23,7 @@ fn set() -> SetConfig {
         required_roles: vec!["prefill".into(), "decode".into()],
         roles: vec!["prefill".into(), "decode".into()],
         ports: vec![vec![PortRef::Number(8000)], vec![PortRef::Number(8000), PortRef::Number(8001)]],
+        pool: None,
         revision_header: HeaderName::from_static("x-llm-d-disagg-revision"),
         revision_label: REVISION.into(),
         role_label: ROLE.into(),

@@ -5,12 +5,13 @@ use std::{collections::HashMap, sync::Arc};
 use revgate_common::layout::MAX_ROLES;
 
 use super::super::{
-    AgentGone, Config, ListenerConfig, PortRef, SetConfig, TlsConfig, VipConfig,
+    AgentGone, Config, ListenerConfig, PortRef, SetConfig, SourceConfig, TlsConfig, VipAddress, VipConfig,
     addresses::{Place, Use},
     names,
     reader::{Fields, Value},
 };
 use super::AGENT_GONE;
+use crate::cluster::ObjectName;
 
 /// Far more than a set has; a bound on what a file can ask for.
 const MOST_NAMESPACES: usize = 256;
@@ -113,34 +114,109 @@ fn tls(value: &Value<'_>) -> Option<TlsConfig> {
     Some(TlsConfig { certificate: certificate?.into(), key: key?.into() })
 }
 
-/// Reads `vips`.
-pub(super) fn vips<'a>(items: Vec<Value<'a>>, config: &mut Config, places: &mut Vec<Place<'a>>) {
+/// Where the file names the Service of a VIP, and the index of that VIP.
+pub(super) type ServicePlace<'a> = (usize, Value<'a>);
+
+/// Reads `vips`. The namespaces of Services that name none are for [`services`] to fill in.
+pub(super) fn vips<'a>(
+    items: Vec<Value<'a>>,
+    config: &mut Config,
+    places: &mut Vec<Place<'a>>,
+) -> Vec<ServicePlace<'a>> {
+    let mut services = Vec::new();
     for item in items {
         let Some(mut fields) = item.fields() else { continue };
-        let address = fields.required("address").and_then(|value| {
-            let address = value.address()?;
-            places.push((Use::Vip, address, value));
-            Some(address)
-        });
+        let (address, service) = (fields.get("address"), fields.get("service"));
+        let at = match (&address, &service) {
+            (Some(value), None) => value.address().map(|address| {
+                places.push((Use::Vip, address, value.clone()));
+                VipAddress::Fixed(address)
+            }),
+            (None, Some(value)) => service_of(value),
+            _ => {
+                item.wrong("exactly one of `address` and `service` says where a VIP is");
+                None
+            }
+        };
         let set = set_of(&mut fields, "set", &mut config.sets);
         let role = role_of(&mut fields, set);
         let members_only = fields.or("membersOnly", false, Value::boolean);
         let agent_gone =
             fields.or("whenAgentGone", AgentGone::Keep, |value| value.one_of("action", &AGENT_GONE));
         fields.finish();
-        if let (Some(address), Some((set, role, _))) = (address, role) {
-            config.agent.vips.push(VipConfig { address, set, role, members_only, agent_gone });
+        if let (Some(at), Some((set, role, _))) = (at, role) {
+            services.extend(service.map(|value| (config.agent.vips.len(), value)));
+            config.agent.vips.push(VipConfig { at, set, role, members_only, agent_gone });
         }
+    }
+    services
+}
+
+fn service_of(value: &Value<'_>) -> Option<VipAddress> {
+    let mut fields = value.fields()?;
+    let service = object_of(&mut fields);
+    let port = fields.get("port");
+    let bad_port = port.is_some();
+    let port = port.and_then(|value| value.port());
+    fields.finish();
+    let service = service.filter(|_| port.is_some() || !bad_port)?;
+    Some(VipAddress::Service { service, port })
+}
+
+/// An object's name and namespace; the namespace is empty where it is not said.
+fn object_of(fields: &mut Fields<'_>) -> Option<ObjectName> {
+    let name = fields.required("name").and_then(|value| value.checked(names::is_object, names::OBJECT));
+    let namespace = fields.get("namespace").map(|value| value.checked(names::is_namespace, names::NAMESPACE));
+    let namespace = namespace.unwrap_or(Some(""))?;
+    Some(ObjectName { namespace: namespace.into(), name: name?.into() })
+}
+
+/// Gives an object that names no namespace the only one of its set.
+fn fill_namespace(object: &mut ObjectName, namespaces: &[Arc<str>], value: &Value<'_>) {
+    match namespaces {
+        _ if !object.namespace.is_empty() => {}
+        [only] => object.namespace = Arc::clone(only),
+        _ => value.wrong("the field `namespace` is missing, and its set has not just one namespace"),
     }
 }
 
-/// Per-set settings: namespaces and ports. Read after listeners and VIPs, which come first in the order of roles.
+/// What [`vips`] left open, once the sets' namespaces are known.
+pub(super) fn services(places: Vec<ServicePlace<'_>>, config: &mut Config) {
+    let from_file = matches!(config.agent.source, SourceConfig::File { .. });
+    let Config { sets, agent } = config;
+    let mut seen = Vec::new();
+    for (index, value) in places {
+        let Some(vip) = agent.vips.get_mut(index) else { continue };
+        if from_file {
+            value.wrong("a Service needs `source.kubernetes`; with a Pod file, give the VIP's `address`");
+        } else if let (VipAddress::Service { service, .. }, Some(set)) = (&mut vip.at, sets.get(vip.set)) {
+            fill_namespace(service, &set.namespaces, &value);
+        }
+        if seen.contains(&vip.at) {
+            value.wrong("this port of the Service is a VIP already");
+        }
+        seen.push(vip.at.clone());
+    }
+}
+
+/// Per-set settings: namespaces, pool and ports. Read after listeners and VIPs, which come first in the order of roles.
 pub(super) fn sets(items: Vec<Value<'_>>, config: &mut Config) {
     let mut seen = Vec::new();
+    let from_file = matches!(config.agent.source, SourceConfig::File { .. });
     for item in items {
         let Some(mut fields) = item.fields() else { continue };
         let set = set_of(&mut fields, "name", &mut config.sets);
         let namespaces = namespaces(fields.list("namespaces", MOST_NAMESPACES));
+        let pool = fields.get("inferencePool").and_then(|value| {
+            let mut fields = value.fields()?;
+            let mut pool = object_of(&mut fields);
+            fields.finish();
+            fill_namespace(pool.as_mut()?, &namespaces, &value);
+            if from_file {
+                value.wrong("an InferencePool needs `source.kubernetes`; with a Pod file, give the `ports`");
+            }
+            pool
+        });
         let ports = fields.get("ports").and_then(|ports| ports.entries()).unwrap_or_default();
         fields.finish();
         let ports: Vec<_> =
@@ -152,6 +228,7 @@ pub(super) fn sets(items: Vec<Value<'_>>, config: &mut Config) {
         }
         seen.push(index);
         set.namespaces = namespaces;
+        set.pool = pool;
         for (role, list, value) in ports {
             if role.is_empty() || !names::is_label_value(role) {
                 value.not_allowed(format!("bad role `{role}`"), names::LABEL_VALUE);

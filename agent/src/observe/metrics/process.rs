@@ -29,10 +29,20 @@ impl Collector for AgentSeries {
 
 fn source(families: &mut Families<'_>, source: &SourceReport) -> fmt::Result {
     families.counter("source_errors", "Errors of the Pod source", source.errors)?;
-    if let Some(age) = source.last_event_age_seconds {
-        families.gauge("source_event_age_seconds", "Time since the Pod source was last heard of", age)?;
-    }
-    Ok(())
+    families.gauges(
+        "source_event_age_seconds",
+        "Time since the last list, event or bookmark, by watch of the Pod source",
+        source.watches.iter().filter_map(|watch| {
+            let labels =
+                [("resource", &watch.resource), ("namespace", &watch.namespace), ("name", &watch.name)];
+            Some((labels.map(|(label, value)| (label, value.clone())), watch.last_event_age_seconds?))
+        }),
+    )?;
+    families.gauge(
+        "source_stale",
+        "Watches of the Pod source that were silent for longer than source.kubernetes.staleAfter",
+        u32::try_from(source.watches.iter().filter(|watch| watch.stale).count()).unwrap_or(u32::MAX),
+    )
 }
 
 fn config(families: &mut Families<'_>, config: &ConfigReport) -> fmt::Result {

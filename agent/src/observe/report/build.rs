@@ -3,14 +3,14 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use super::{
-    EndpointReport, Enforcement, Inputs, KernelReport, OutcomeReport, Report, RevisionReport, RoleReport,
-    SetReport, VipReport, decimal_share, exact_share, mode_name,
+    EndpointReport, Enforcement, Inputs, KernelReport, MissingVipReport, OutcomeReport, Report,
+    RevisionReport, RoleReport, SetReport, SourceReport, VipReport, decimal_share, exact_share, mode_name,
 };
 use crate::{
-    config::{GatingMode, VipConfig},
+    config::GatingMode,
     gating::RevisionShare,
     observe::KernelReading,
-    snapshot::{Endpoint, RevisionView, SetView, Snapshot},
+    snapshot::{Endpoint, MissingVip, RevisionView, SetView, Snapshot, Vip},
 };
 
 impl Report {
@@ -33,12 +33,38 @@ impl Report {
                 .map(|(index, set)| set_report(index, set, kernel))
                 .collect(),
             vips: snapshot.vips.iter().map(|vip| vip_report(vip, snapshot)).collect(),
+            missing_vips: snapshot.missing_vips.iter().map(|vip| missing_vip(vip, snapshot)).collect(),
             listeners: inputs.listeners.to_vec(),
             kernel: kernel_report(snapshot, kernel),
             source: inputs.source,
             config: inputs.config,
         }
     }
+}
+
+/// What is wrong with the source and the VIPs while the agent goes on with what it has, a line each.
+#[must_use]
+pub fn remarks(source: &SourceReport, snapshot: &Snapshot) -> Vec<String> {
+    let mut remarks = Vec::new();
+    for watch in &source.watches {
+        let of = [&watch.resource, &watch.namespace, &watch.name].map(String::as_str);
+        let of = of.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ");
+        let silence = || {
+            watch
+                .last_event_age_seconds
+                .map_or_else(|| "nothing heard yet".to_owned(), |age| format!("nothing heard for {age:.0} s"))
+        };
+        match &watch.error {
+            Some(error) if watch.stale => remarks.push(format!("stale view, {of}: {}; {error}", silence())),
+            Some(error) => remarks.push(format!("source, {of}: {error}")),
+            None if watch.stale => remarks.push(format!("stale view, {of}: {}", silence())),
+            None => {}
+        }
+    }
+    // Before the first list nothing is known of a Service.
+    let missing = snapshot.missing_vips.iter().filter(|_| snapshot.synced);
+    remarks.extend(missing.map(|vip| format!("no VIP for the Service {}: {}", vip.service, vip.why)));
+    remarks
 }
 
 /// What a revision lacks to be eligible, in words: empty when it is.
@@ -143,14 +169,23 @@ fn endpoint_report(endpoint: &Arc<Endpoint>) -> EndpointReport {
     }
 }
 
-fn vip_report(vip: &VipConfig, snapshot: &Snapshot) -> VipReport {
-    let set = snapshot.sets.get(vip.set);
-    VipReport {
-        address: vip.address,
-        set: set.map(|set| set.name.to_string()).unwrap_or_default(),
-        role: set.and_then(|set| set.roles.get(vip.role)).map(ToString::to_string).unwrap_or_default(),
-        members_only: vip.members_only,
-    }
+fn vip_report(vip: &Vip, snapshot: &Snapshot) -> VipReport {
+    let (set, role) = names(vip.set, vip.role, snapshot);
+    VipReport { address: vip.address, set, role, members_only: vip.members_only }
+}
+
+fn missing_vip(vip: &MissingVip, snapshot: &Snapshot) -> MissingVipReport {
+    let (set, role) = names(vip.set, vip.role, snapshot);
+    MissingVipReport { service: vip.service.to_string(), set, role, reason: vip.why.clone() }
+}
+
+fn names(set: usize, role: usize, snapshot: &Snapshot) -> (String, String) {
+    let set = snapshot.sets.get(set);
+    let role = set.and_then(|set| set.roles.get(role));
+    (
+        set.map(|set| set.name.to_string()).unwrap_or_default(),
+        role.map(ToString::to_string).unwrap_or_default(),
+    )
 }
 
 fn kernel_report(snapshot: &Snapshot, kernel: &KernelReading) -> KernelReport {

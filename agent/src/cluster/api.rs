@@ -1,0 +1,238 @@
+//! The Kubernetes API as a source of Pods, and of the Services and InferencePools that the configuration names.
+//!
+//! ```text
+//! configuration ──> target: what to watch ──> follow: one task per watch ──┐
+//!                                                                           ├──> union: one list ──> Change
+//!                                             follow ──────────────────────┘
+//! ```
+//!
+//! [`target`] and `union` are pure; `follow` speaks with the server. Rights: get, list, watch, and nothing is ever
+//! written (C10). The state is what the lists say, and events only make it so sooner: lost, late or doubled events, and
+//! servers that go away, are mended by the next list. Until then the last state stays in force.
+
+mod backoff;
+mod follow;
+mod object;
+pub mod problem;
+pub mod target;
+mod union;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use kube::{
+    Client,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use tokio::{
+    sync::{mpsc, watch},
+    task::{AbortHandle, JoinSet},
+};
+
+use self::{
+    follow::{Follower, Message, Outlet},
+    object::{PoolObject, ServiceObject},
+    problem::{Problem, chain},
+    target::{Kind, Target},
+    union::{Said, Union},
+};
+use super::{Change, manifest::PodObject};
+use crate::config::{Config, KubernetesConfig};
+
+/// What may wait to be merged; a watch beyond that waits itself.
+const QUEUE: usize = 1024;
+
+/// Longest time to connect to the server.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// How the watches are doing; for logs and metrics.
+#[derive(Debug)]
+pub enum Reading<'r> {
+    /// From now on these are watched.
+    Watching(&'r [Target]),
+    /// A whole list was read.
+    Listed {
+        /// Of what.
+        target: &'r Target,
+        /// How many there are.
+        objects: usize,
+    },
+    /// An event or a bookmark came.
+    Heard(&'r Target),
+    /// The server does not know the resource.
+    Absent(&'r Target),
+    /// A list or a watch failed.
+    Failed(&'r Problem),
+    /// An object makes no sense, and counts as absent.
+    Unusable {
+        /// Of what.
+        target: &'r Target,
+        /// Namespace and name.
+        name: &'r str,
+        /// Why.
+        why: &'r str,
+    },
+    /// Everything has been listed once.
+    Synced,
+}
+
+/// There are no credentials for the API.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "no credentials for the Kubernetes API: {0}; run in a Pod with a ServiceAccount, set KUBECONFIG, or set \
+     `source.kubernetes.kubeconfig`"
+)]
+pub struct NoCredentials(String);
+
+/// The source.
+#[derive(Clone)]
+pub struct KubernetesSource {
+    client: Client,
+    server: String,
+    silence: Duration,
+}
+
+impl KubernetesSource {
+    /// Reads the credentials. Nothing is asked of the server yet. Must be called on a tokio runtime.
+    pub async fn new(config: &KubernetesConfig) -> Result<Self, NoCredentials> {
+        let failed = |error: &dyn std::error::Error| NoCredentials(chain(error));
+        let mut access = match &config.kubeconfig {
+            Some(path) => {
+                let file = Kubeconfig::read_from(path).map_err(|error| failed(&error))?;
+                let options = KubeConfigOptions::default();
+                kube::Config::from_custom_kubeconfig(file, &options).await.map_err(|error| failed(&error))?
+            }
+            None => kube::Config::infer().await.map_err(|error| failed(&error))?,
+        };
+        access.connect_timeout = Some(CONNECT);
+        let server = access.cluster_url.to_string();
+        let client = Client::try_from(access).map_err(|error| failed(&error))?;
+        // Bookmarks come every minute. One that is missing is waited for a little, then the watch begins anew; the
+        // second silence ends in a list, and that is before the view counts as stale.
+        let silence = config.stale_after.mul_f64(5.0 / 12.0);
+        Ok(Self { client, server, silence })
+    }
+
+    /// The URL of the server.
+    #[must_use]
+    pub fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// Follows what the configuration needs, and tells of every change, until the receiver is gone. `hook` hears how
+    /// the watches are doing.
+    pub async fn run(
+        self,
+        mut configs: watch::Receiver<Arc<Config>>,
+        changes: mpsc::Sender<Change>,
+        mut hook: impl FnMut(Reading<'_>),
+    ) {
+        let (queue, mut messages) = mpsc::channel(QUEUE);
+        let mut watches =
+            Watches { source: self, queue, tasks: JoinSet::new(), running: BTreeMap::new(), next: 0 };
+        let mut union = Union::default();
+        let targets = target::plan(&configs.borrow_and_update());
+        watches.follow(&targets);
+        hook(Reading::Watching(&targets));
+        let mut news = union.plan(&targets);
+        let mut synced = false;
+        loop {
+            for change in news.drain(..) {
+                if changes.send(change).await.is_err() {
+                    return;
+                }
+            }
+            if !synced && union.is_synced() {
+                synced = true;
+                hook(Reading::Synced);
+            }
+            tokio::select! {
+                Some((id, message)) = messages.recv() => {
+                    // What a watch that is over has said last is of no interest.
+                    let Some(target) = watches.target(id) else { continue };
+                    let target = target.clone();
+                    if let Some(said) = tell(&target, message, &mut hook) {
+                        news = union.hear(&target, said);
+                    }
+                }
+                Ok(()) = configs.changed() => {
+                    let targets = target::plan(&configs.borrow_and_update());
+                    if watches.follow(&targets) {
+                        hook(Reading::Watching(&targets));
+                        news = union.plan(&targets);
+                    }
+                }
+                () = changes.closed() => return,
+            }
+        }
+    }
+}
+
+/// Passes on how a watch is doing, and gives what it says.
+fn tell(target: &Target, message: Message, hook: &mut impl FnMut(Reading<'_>)) -> Option<Said> {
+    match message {
+        Message::Said(said) => {
+            match &said {
+                Said::Listed(items) => hook(Reading::Listed { target, objects: items.len() }),
+                Said::Set(_) | Said::Gone(_) | Said::Lost(_) => hook(Reading::Heard(target)),
+            }
+            return Some(said);
+        }
+        Message::Alive => hook(Reading::Heard(target)),
+        Message::Absent => hook(Reading::Absent(target)),
+        Message::Failed(problem) => hook(Reading::Failed(&problem)),
+        Message::Unusable(unusable) => {
+            let name = unusable.name.map_or_else(|| "without a name".to_owned(), |name| name.to_string());
+            hook(Reading::Unusable { target, name: &name, why: &unusable.why });
+        }
+    }
+    None
+}
+
+/// The tasks that follow the targets.
+struct Watches {
+    source: KubernetesSource,
+    queue: mpsc::Sender<(u64, Message)>,
+    tasks: JoinSet<()>,
+    running: BTreeMap<Target, (u64, AbortHandle)>,
+    next: u64,
+}
+
+impl Watches {
+    /// Follows these targets and no others; false where nothing changes. One that is followed already goes on.
+    fn follow(&mut self, targets: &[Target]) -> bool {
+        let before = self.running.len();
+        self.running.retain(|target, (_, task)| {
+            let stays = targets.contains(target);
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+        let mut changed = self.running.len() != before;
+        for target in targets {
+            if !self.running.contains_key(target) {
+                changed = true;
+                self.start(target);
+            }
+        }
+        while self.tasks.try_join_next().is_some() {}
+        changed
+    }
+
+    fn start(&mut self, target: &Target) {
+        self.next += 1;
+        let outlet = Outlet { id: self.next, queue: self.queue.clone() };
+        let (client, silence) = (self.source.client.clone(), self.source.silence);
+        let follower = Follower { client, target: target.clone(), silence, outlet };
+        let task = match target.kind {
+            Kind::Pods => self.tasks.spawn(follower.run::<PodObject>()),
+            Kind::Services => self.tasks.spawn(follower.run::<ServiceObject>()),
+            Kind::Pools | Kind::OldPools => self.tasks.spawn(follower.run::<PoolObject>()),
+        };
+        self.running.insert(target.clone(), (self.next, task));
+    }
+
+    fn target(&self, id: u64) -> Option<&Target> {
+        self.running.iter().find_map(|(target, (running, _))| (*running == id).then_some(target))
+    }
+}
