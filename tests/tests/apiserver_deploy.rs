@@ -115,8 +115,8 @@ fn the_server_accepts_every_manifest_and_the_chart() {
 #[test]
 fn the_server_notices_a_field_that_does_not_exist() {
     let Some(api) = Api::start() else { return };
-    let manifest =
-        "{apiVersion: v1, kind: Service, metadata: {name: x}, spec: {ports: [{port: 1}], selectors: {a: b}}}";
+    let manifest = "---
+{apiVersion: v1, kind: Service, metadata: {name: x}, spec: {ports: [{port: 1}], selectors: {a: b}}}";
     let tried =
         api.kubectl().attempt_with(&["apply", "--dry-run=server", "--validate=strict", "-f", "-"], manifest);
     assert!(tried.as_ref().is_err_and(|error| error.contains("spec.selectors")), "{tried:?}");

@@ -103,7 +103,9 @@ impl Kubectl {
     ///
     /// When the server refuses them.
     pub fn apply(&self, manifests: &str) {
-        let applied = self.attempt_with(&["apply", "--validate=strict", "-f", "-"], manifests);
+        // What begins with a brace would be read as strict JSON.
+        let yaml = format!("---\n{manifests}");
+        let applied = self.attempt_with(&["apply", "--validate=strict", "-f", "-"], &yaml);
         applied.unwrap_or_else(|error| panic!("kubectl apply: {error}\n{manifests}"));
     }
 }
