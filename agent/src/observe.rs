@@ -19,6 +19,7 @@ pub mod scene;
 pub mod source;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod vip_log;
 
 pub use kernel::{KernelReader, KernelReading};
 pub use readiness::{Gate, Readiness};

@@ -207,7 +207,7 @@ fn f4_bad_agent_fields_are_refused() {
         ("log: {filter: 'revgate=loud'}", "log.filter: bad log filter"),
         ("shutdown: {delay: 30s}", "shutdown: `delay` is longer than `deadline`"),
         ("source: {file: {}}", "source.file: the field `path` is missing"),
-        ("source: {kubernetes: {}}", "source.kubernetes: unknown field"),
+        ("source: {kubernets: {}}", "did you mean `kubernetes`?"),
         ("nodeName: 17", "nodeName: expected text, found `17`: put it in quotes"),
         ("nodeName: ''", "nodeName: must not be empty"),
         ("nodeName: [a]", "nodeName: expected text, found a list"),
@@ -242,6 +242,7 @@ fn f4_bad_agent_fields_are_refused() {
             "vips: [{address: '0.0.0.0:1', role: a}]",
             "vips[0].address: `0.0.0.0:1` is no address of one service",
         ),
+        ("vips: [{role: a}]", "vips[0]: exactly one of `address` and `service`"),
         ("vips: [{address: '127.127.0.1:9', role: a}]", "is in 127.127.0.0/16"),
         (
             "vips: [{address: '1.2.3.4:1', role: a}, {address: '[::ffff:1.2.3.4]:1', role: b}]",

@@ -3,6 +3,7 @@
 //! All faults of the configuration are shown at once, or else every precondition of the machine with what was found
 //! and how to mend it. Nothing is changed, and a running agent is not disturbed.
 
+mod api;
 mod node;
 
 use std::path::{Path, PathBuf};

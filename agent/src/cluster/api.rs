@@ -12,8 +12,10 @@
 
 mod backoff;
 mod follow;
+mod intern;
 mod object;
 pub mod problem;
+pub mod rights;
 pub mod target;
 mod union;
 
@@ -30,6 +32,7 @@ use tokio::{
 
 use self::{
     follow::{Follower, Message, Outlet},
+    intern::Interner,
     object::{PoolObject, ServiceObject},
     problem::{Problem, chain},
     target::{Kind, Target},
@@ -104,6 +107,8 @@ impl KubernetesSource {
             None => kube::Config::infer().await.map_err(|error| failed(&error))?,
         };
         access.connect_timeout = Some(CONNECT);
+        // Tries are made here, where each failure is seen, and the last version known.
+        access.default_retry = false;
         let server = access.cluster_url.to_string();
         let client = Client::try_from(access).map_err(|error| failed(&error))?;
         // Bookmarks come every minute. One that is missing is waited for a little, then the watch begins anew; the
@@ -223,7 +228,8 @@ impl Watches {
         self.next += 1;
         let outlet = Outlet { id: self.next, queue: self.queue.clone() };
         let (client, silence) = (self.source.client.clone(), self.source.silence);
-        let follower = Follower { client, target: target.clone(), silence, outlet };
+        let follower =
+            Follower { client, target: target.clone(), silence, outlet, interner: Interner::default() };
         let task = match target.kind {
             Kind::Pods => self.tasks.spawn(follower.run::<PodObject>()),
             Kind::Services => self.tasks.spawn(follower.run::<ServiceObject>()),

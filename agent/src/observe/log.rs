@@ -25,9 +25,13 @@ pub enum LogError {
     Twice(#[from] TryInitError),
 }
 
+/// Goes before the configured directives, which may say otherwise: each failed request is a line there, and the source
+/// says once what it comes to.
+const QUIET: &str = "kube_client=off,";
+
 /// Checks a filter without starting anything.
 pub fn filter(config: &LogConfig) -> Result<EnvFilter, LogError> {
-    EnvFilter::try_new(&config.filter)
+    EnvFilter::try_new(format!("{QUIET}{}", config.filter))
         .map_err(|source| LogError::Filter { filter: config.filter.clone(), source })
 }
 
@@ -57,6 +61,9 @@ mod tests {
     fn a_bad_filter_is_an_error_that_says_what_to_write() {
         let config = |filter: &str| LogConfig { format: LogFormat::Text, filter: filter.to_owned() };
         assert!(filter(&config("info,revgate::proxy=debug")).is_ok());
+        let shown = |directives: &str| filter(&config(directives)).unwrap().to_string();
+        assert!(shown("info").contains("kube_client=off"), "{}", shown("info"));
+        assert!(!shown("info,kube_client=debug").contains("kube_client=off"), "a later directive wins");
         let error = filter(&config("revgate=loud")).unwrap_err().to_string();
         assert!(error.contains("`revgate=loud`") && error.contains("use a level"), "{error}");
     }

@@ -123,8 +123,8 @@ impl SourceHealth {
     /// The watches whose views have become stale since the last call.
     pub fn newly_stale(&self, now: Instant) -> Vec<Watched> {
         let mut state = self.state();
-        let stale = state.watches.iter_mut().filter(|(_, watch)| watch.is_stale(now, self.stale_after));
-        stale
+        let silent = state.watches.iter_mut().filter(|(_, watch)| watch.is_stale(now, self.stale_after));
+        silent
             .filter_map(|(watched, watch)| {
                 (!std::mem::replace(&mut watch.said_stale, true)).then(|| watched.clone())
             })

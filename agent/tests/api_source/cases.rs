@@ -222,5 +222,7 @@ async fn a_reload_moves_the_watches_and_keeps_what_it_has_until_the_new_ones_hav
     rig.until_counts(0, &[("b", 1, 0)]).await;
     rig.reconfigure(configuration(&SET, "")).await;
     rig.until_counts(0, &[("a", 1, 1), ("b", 1, 0)]).await;
+    server.delete("pods", "llm", "d-0");
+    rig.until_counts(0, &[("a", 1, 0), ("b", 1, 0)]).await;
     assert_eq!(server.asked(&["/api/v1/pods?", "watch=true"]), 1);
 }

@@ -94,8 +94,8 @@ async fn failing_lists_and_watches_are_tried_again_and_the_last_state_stays() {
     server.cut(false);
     rig.until_said(&["cannot watch pods in namespace llm: the API server answers 500"]).await;
     assert_eq!(counts(&rig.published.load()), [[("a".to_owned(), 1, 1)]]);
-    server.compact();
     server.put("pods", decode(1));
+    server.compact();
     rig.until_said(&["cannot list pods in namespace llm: the API server answers 429"]).await;
     rig.until_counts(0, &[("a", 1, 2)]).await;
 }
@@ -105,7 +105,7 @@ async fn a_missing_right_is_named_with_its_fix_and_waited_for() {
     for verb in ["list", "watch"] {
         let server = Server::start().await;
         server.put("pods", prefill());
-        server.fault(|faults| drop(faults.forbidden.insert((verb, "pods"))));
+        server.fault(|faults| faults.forbidden.extend([(verb, "pods")]));
         let mut rig = Rig::start(&server, configuration(&SET, LLM)).await;
         let said = rig.until_said(&[&format!("may not {verb} pods in namespace llm")]).await;
         assert!(said.contains("resources: [pods], verbs: [get, list, watch]"), "{said}");

@@ -7,4 +7,5 @@ mod faults;
 mod frontends;
 mod process;
 mod rig;
+mod scale;
 mod server;

@@ -19,9 +19,9 @@ use super::{
     server::Server,
 };
 
-struct Agent {
+pub(crate) struct Agent {
     directory: TempDir,
-    _child: Option<Child>,
+    child: Option<Child>,
     decode: SocketAddr,
     admin: SocketAddr,
 }
@@ -35,7 +35,7 @@ impl Agent {
     async fn prepare(server: &Server, stale_after: &str, lines: &str) -> Self {
         let agent = Self {
             directory: TempDir::new().unwrap(),
-            _child: None,
+            child: None,
             decode: free().await,
             admin: free().await,
         };
@@ -69,12 +69,16 @@ shutdown: {{delay: 0s, deadline: 5s}}
         agent
     }
 
-    async fn start(server: &Server, stale_after: &str, lines: &str) -> Self {
+    pub(crate) async fn start(server: &Server, stale_after: &str, lines: &str) -> Self {
         let mut agent = Self::prepare(server, stale_after, lines).await;
         let log = fs::File::create(agent.file("log")).unwrap();
         let mut command = agent.command("run");
-        agent._child = Some(command.stderr(Stdio::from(log)).spawn().unwrap());
+        agent.child = Some(command.stderr(Stdio::from(log)).spawn().unwrap());
         agent
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().and_then(Child::id).unwrap()
     }
 
     fn command(&self, name: &str) -> Command {
@@ -106,7 +110,7 @@ shutdown: {{delay: 0s, deadline: 5s}}
     }
 
     /// Waits until `/readyz` answers with this status and all of these parts.
-    async fn until_ready_is(&self, status: u16, parts: &[&str]) -> String {
+    pub(crate) async fn until_ready_is(&self, status: u16, parts: &[&str]) -> String {
         self.until_page(self.admin, "/readyz", status, parts).await
     }
 
@@ -129,7 +133,7 @@ shutdown: {{delay: 0s, deadline: 5s}}
         }
     }
 
-    async fn until_logged(&self, part: &str) {
+    pub(crate) async fn until_logged(&self, part: &str) {
         let end = Instant::now() + PATIENCE;
         while !self.log().contains(part) {
             assert!(Instant::now() < end, "not logged: {part}\n{}", self.log());
@@ -182,8 +186,8 @@ async fn c9_a_server_that_is_away_is_said_in_readyz_and_a_stale_view_is_served_o
     assert!(page.contains("cannot be reached"), "{page}");
     agent.until_page(agent.admin, "/metrics", 200, &["revgate_source_stale 1"]).await;
     agent.until_logged("the view is stale").await;
-    // Nobody listens on the Pods' port: that is what is found out, not that the revision is gone.
-    agent.until_page(agent.decode, "/v1/models", 502, &[]).await;
+    // Nobody listens on the Pods' port: an endpoint was chosen and tried.
+    agent.until_page(agent.decode, "/v1/models", 503, &["no-endpoint-left"]).await;
     server.come_back().await;
     agent.until_logged("the API server is heard again").await;
     assert_eq!(agent.log().matches("the view is stale").count(), 1, "once");
@@ -203,5 +207,28 @@ async fn c8_a_vip_without_its_service_is_shown_and_holds_no_readiness() {
     server.put("services", service);
     agent.until_page(agent.admin, "/debug/state", 200, &["127.0.96.1:80", "\"missingVips\":[]"]).await;
     server.delete("services", "llm", "decode");
-    agent.until_logged("VIP").await;
+    agent.until_logged("a VIP is steered no more address=127.0.96.1:80 whose=chat's decode").await;
+}
+
+#[tokio::test]
+async fn c10_check_tries_each_right_and_names_the_one_that_is_missing() {
+    let server = Server::start().await;
+    let agent = Agent::prepare(&server, "3m", "vips: [{service: {name: decode}, role: decode}]").await;
+    let check = async || {
+        let output = agent.command("check").output().await.unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (code, text) = check().await;
+    assert_eq!(code, 0, "{text}");
+    for right in ["list pods in namespace llm", "watch pods in namespace llm", "list services llm/decode"] {
+        assert!(text.lines().any(|line| line.starts_with("pass") && line.contains(right)), "{text}");
+    }
+    assert!(server.requests().iter().all(|asked| asked.starts_with("GET ")), "{:?}", server.requests());
+
+    server.fault(|faults| faults.forbidden.extend([("watch", "services")]));
+    let (code, text) = check().await;
+    assert_eq!(code, 1, "{text}");
+    let failing: Vec<&str> = text.lines().filter(|line| line.starts_with("FAIL")).collect();
+    assert!(failing.len() == 1 && failing[0].contains("watch services llm/decode"), "{text}");
+    assert!(text.contains("watch services llm/decode: bind a Role in namespace llm"), "{text}");
 }

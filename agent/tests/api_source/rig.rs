@@ -25,23 +25,24 @@ use tokio::{
 use super::server::Server;
 
 /// Longest wait for anything: a bound, not an expectation.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The lines of a set in the agent's document.
 pub(crate) const LLM: &str = "sets: [{namespaces: [llm]}]";
 
 /// A configuration: sets with these names and selectors, and these lines of the agent's document.
 pub(crate) fn configuration(sets: &[(&str, &str)], lines: &str) -> Arc<Config> {
-    let mut text = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n".to_owned();
-    for (name, selector) in sets {
-        text += &format!(
+    let screener = |(name, selector): &(&str, &str)| {
+        format!(
             "- type: disaggregatedset-rollout-screener\n  name: {name}\n  parameters:\n    \
              scope: {{labelSelector: '{selector}'}}\n    \
              revisionGating: {{mode: max-role, requiredRoles: [prefill, decode]}}\n"
-        );
-    }
-    text += &format!(
-        "---\napiVersion: revgate.dev/v1alpha1\nkind: AgentConfig\nsource: {{kubernetes: {{}}}}\n{lines}\n"
+        )
+    };
+    let screeners: String = sets.iter().map(screener).collect();
+    let text = format!(
+        "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n{screeners}---\n\
+         apiVersion: revgate.dev/v1alpha1\nkind: AgentConfig\nsource: {{kubernetes: {{}}}}\n{lines}\n"
     );
     let loaded = config::parse("test.yaml".as_ref(), text.as_bytes(), None);
     Arc::new(loaded.unwrap_or_else(|error| panic!("{error}\n{text}")).config)

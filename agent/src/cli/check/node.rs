@@ -4,7 +4,7 @@ use std::{io, net::SocketAddr};
 
 use socket2::{Domain, Socket, Type};
 
-use super::{Precondition, many};
+use super::{Precondition, api, many};
 use crate::{
     cluster::{file, member::member},
     config::{Config, KernelConfig, KernelMode, SourceConfig, TlsConfig},
@@ -41,7 +41,10 @@ fn kernel(config: &KernelConfig) -> Vec<Precondition> {
 
 /// The Pods can be read, and each set finds some: an empty set is most often a mistyped selector.
 fn source(config: &Config) -> Vec<Precondition> {
-    let SourceConfig::File { path } = &config.agent.source else { return Vec::new() };
+    let path = match &config.agent.source {
+        SourceConfig::File { path } => path,
+        SourceConfig::Kubernetes(access) => return api::rights(config, access),
+    };
     let listed = match file::read(path) {
         Ok(listed) => listed,
         Err(error) => {

@@ -6,7 +6,7 @@ use tracing::{error, info, warn};
 
 use crate::{
     kernel::KernelError,
-    observe::{Gate, Readiness, rollout_log},
+    observe::{Gate, Readiness, rollout_log, vip_log},
     snapshot::{Snapshot, owner::Observer, state::Note},
 };
 
@@ -36,6 +36,7 @@ impl Observer for Teller {
         kernel: Option<&Result<(), KernelError>>,
     ) {
         rollout_log::log(&rollout_log::steps(before, now));
+        vip_log::log(&vip_log::changes(before, now));
         match kernel {
             Some(Ok(())) => {
                 if std::mem::take(&mut self.failing) {

@@ -23,6 +23,7 @@ use tokio::{sync::mpsc, time};
 
 use super::{
     backoff::Backoff,
+    intern::Interner,
     object::{Object, Unusable},
     problem::{Cause, Problem},
     target::Target,
@@ -33,7 +34,7 @@ use super::{
 const PAGE: u32 = 500;
 
 /// Longest time for a page, and for the head of a watch.
-const ANSWER: Duration = Duration::from_secs(30);
+pub(super) const ANSWER: Duration = Duration::from_secs(30);
 
 /// The server ends a watch after that many seconds, and up to twice as many, drawn anew for each: so that a fleet's
 /// watches spread over the servers there are.
@@ -83,6 +84,7 @@ pub(super) struct Follower {
     /// A watch on which nothing comes for so long is given up.
     pub(super) silence: Duration,
     pub(super) outlet: Outlet,
+    pub(super) interner: Interner,
 }
 
 /// One page of a list.
@@ -113,11 +115,11 @@ enum End {
 
 impl Follower {
     /// Runs until nobody listens.
-    pub(super) async fn run<O: Object>(self) {
+    pub(super) async fn run<O: Object>(mut self) {
         let Err(Closed) = self.try_run::<O>().await;
     }
 
-    async fn try_run<O: Object>(&self) -> Result<std::convert::Infallible, Closed> {
+    async fn try_run<O: Object>(&mut self) -> Result<std::convert::Infallible, Closed> {
         let mut backoff = Backoff::default();
         let mut absent = false;
         loop {
@@ -159,13 +161,13 @@ impl Follower {
     }
 
     /// Tells the whole list and gives its version.
-    async fn list<O: Object>(&self) -> Result<Result<String, Cause>, Closed> {
+    async fn list<O: Object>(&mut self) -> Result<Result<String, Cause>, Closed> {
         let mut items = Vec::new();
         let mut continue_token = None;
         loop {
             let params = ListParams {
-                label_selector: self.labels(),
-                field_selector: self.fields(),
+                label_selector: self.target.label_selector(),
+                field_selector: self.target.field_selector(),
                 limit: Some(PAGE),
                 continue_token,
                 ..ListParams::default()
@@ -180,7 +182,10 @@ impl Follower {
             };
             for object in page.items.into_iter().flatten() {
                 match object.into_item() {
-                    Ok(item) => items.push(item),
+                    Ok(mut item) => {
+                        self.interner.share(&mut item);
+                        items.push(item);
+                    }
                     Err(unusable) => self.outlet.tell(Message::Unusable(unusable)).await?,
                 }
             }
@@ -198,14 +203,11 @@ impl Follower {
     }
 
     /// Watches from a version on, again and again, until a new list is needed.
-    async fn watch<O: Object>(&self, mut version: String, backoff: &mut Backoff) -> Result<(), Closed> {
+    async fn watch<O: Object>(&mut self, mut version: String, backoff: &mut Backoff) -> Result<(), Closed> {
         let mut fruitless = 0;
         loop {
-            match self.watch_once::<O>(&mut version).await? {
-                End::Fruitful => {
-                    backoff.reset();
-                    fruitless = 0;
-                }
+            match self.watch_once::<O>(&mut version, backoff).await? {
+                End::Fruitful => fruitless = 0,
                 End::Fruitless(cause) => {
                     fruitless += 1;
                     match cause {
@@ -227,10 +229,14 @@ impl Follower {
         }
     }
 
-    async fn watch_once<O: Object>(&self, version: &mut String) -> Result<End, Closed> {
+    async fn watch_once<O: Object>(
+        &mut self,
+        version: &mut String,
+        backoff: &mut Backoff,
+    ) -> Result<End, Closed> {
         let params = WatchParams {
-            label_selector: self.labels(),
-            field_selector: self.fields(),
+            label_selector: self.target.label_selector(),
+            field_selector: self.target.field_selector(),
             timeout: Some(rand::rng().random_range(WATCH_SECONDS..=2 * WATCH_SECONDS)),
             bookmarks: true,
             send_initial_events: false,
@@ -266,7 +272,10 @@ impl Follower {
                 Err(_) => return Ok(End::Fruitless(Some(Cause::Silent(self.silence)))),
             };
             match self.take(event, version).await? {
-                None => fruitful = true,
+                None => {
+                    fruitful = true;
+                    backoff.reset();
+                }
                 Some(end) => return Ok(end),
             }
         }
@@ -274,7 +283,7 @@ impl Follower {
 
     /// Tells of one event; gives the end of the watch where the event is it.
     async fn take<O: Object>(
-        &self,
+        &mut self,
         event: WatchEvent<O>,
         version: &mut String,
     ) -> Result<Option<End>, Closed> {
@@ -298,8 +307,10 @@ impl Follower {
             new.clone_into(version);
         }
         match object.into_item() {
-            Ok(item) => {
-                self.outlet.tell(Message::Said(if gone { Said::Gone(item) } else { Said::Set(item) })).await?
+            Ok(mut item) => {
+                self.interner.share(&mut item);
+                let said = if gone { Said::Gone(item) } else { Said::Set(item) };
+                self.outlet.tell(Message::Said(said)).await?;
             }
             Err(unusable) => {
                 let lost = unusable.name.clone().map(|name| Message::Said(Said::Lost(name)));
@@ -308,14 +319,6 @@ impl Follower {
             }
         }
         Ok(None)
-    }
-
-    fn labels(&self) -> Option<String> {
-        (!self.target.labels.is_empty()).then(|| self.target.labels.clone())
-    }
-
-    fn fields(&self) -> Option<String> {
-        self.target.name.as_ref().map(|name| format!("metadata.name={name}"))
     }
 }
 

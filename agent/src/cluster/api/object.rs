@@ -156,7 +156,7 @@ mod tests {
         serde_json::from_value::<O>(object).unwrap().into_item().unwrap()
     }
 
-    fn service(spec: Value) -> (Vec<String>, Vec<String>) {
+    fn service(spec: &Value) -> (Vec<String>, Vec<String>) {
         let object = json!({"metadata": {"name": "decode", "namespace": "llm"}, "spec": spec});
         let Item::Service(name, service) = item::<ServiceObject>(object) else { panic!("a Service") };
         assert_eq!(name.to_string(), "llm/decode");
@@ -171,11 +171,11 @@ mod tests {
         let ports =
             json!([{"name": "http", "port": 80, "targetPort": "http"}, {"port": 53, "protocol": "UDP"}]);
         assert_eq!(
-            service(json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1", "fd00::1"], "ports": ports})),
+            service(&json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1", "fd00::1"], "ports": ports})),
             (vec!["10.0.0.1".to_owned(), "fd00::1".to_owned()], vec!["http (80)".to_owned()])
         );
-        assert_eq!(service(json!({"clusterIP": "None", "clusterIPs": ["None"]})).0.len(), 0, "headless");
-        assert_eq!(service(json!({"type": "ExternalName", "clusterIP": ""})).0.len(), 0);
+        assert_eq!(service(&json!({"clusterIP": "None", "clusterIPs": ["None"]})).0.len(), 0, "headless");
+        assert_eq!(service(&json!({"type": "ExternalName", "clusterIP": ""})).0.len(), 0);
     }
 
     #[test]

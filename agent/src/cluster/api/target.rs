@@ -91,6 +91,14 @@ impl Target {
         Some(ObjectName { namespace, name })
     }
 
+    pub(super) fn label_selector(&self) -> Option<String> {
+        (!self.labels.is_empty()).then(|| self.labels.clone())
+    }
+
+    pub(super) fn field_selector(&self) -> Option<String> {
+        self.name.as_ref().map(|name| format!("metadata.name={name}"))
+    }
+
     /// The path of the collection.
     #[must_use]
     pub fn path(&self) -> String {
@@ -160,21 +168,23 @@ mod tests {
 
     /// The plan for sets with these selectors and namespaces, and these lines of the agent's document.
     fn planned(sets: &[(&str, &str)], lines: &str) -> Vec<(String, String)> {
-        let mut text = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n".to_owned();
-        let mut agent = String::new();
-        for (at, (selector, namespaces)) in sets.iter().enumerate() {
-            text += &format!(
+        let screener = |(at, (selector, _)): (usize, &(&str, &str))| {
+            format!(
                 "- type: disaggregatedset-rollout-screener\n  name: s{at}\n  parameters:\n    \
                  scope: {{labelSelector: '{selector}'}}\n    \
                  revisionGating: {{mode: sum, requiredRoles: [decode], revisionLabelKey: rev, roleLabelKey: role}}\n"
-            );
-            agent += &format!("- {{name: s{at}, namespaces: [{namespaces}]}}\n");
-        }
-        text += "---\napiVersion: revgate.dev/v1alpha1\nkind: AgentConfig\nsource: {kubernetes: {}}\n";
-        text += lines;
-        if !lines.contains("sets:") {
-            text += &format!("sets:\n{agent}");
-        }
+            )
+        };
+        let settings = |(at, (_, namespaces)): (usize, &(&str, &str))| {
+            format!("- {{name: s{at}, namespaces: [{namespaces}]}}\n")
+        };
+        let screeners: String = sets.iter().enumerate().map(screener).collect();
+        let settings: String = sets.iter().enumerate().map(settings).collect();
+        let settings = if lines.contains("sets:") { String::new() } else { format!("sets:\n{settings}") };
+        let text = format!(
+            "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n{screeners}---\n\
+             apiVersion: revgate.dev/v1alpha1\nkind: AgentConfig\nsource: {{kubernetes: {{}}}}\n{lines}{settings}"
+        );
         let loaded = config::parse(Path::new("x"), text.as_bytes(), None);
         let config = loaded.unwrap_or_else(|error| panic!("{error}\n{text}")).config;
         plan(&config).into_iter().map(|target| (target.path(), target.labels)).collect()

@@ -154,9 +154,15 @@ impl Region {
     fn hear(&mut self, said: Said) -> Option<Change> {
         match said {
             Said::Listed(items) => {
-                self.pods.clear();
+                let mut known = std::mem::take(&mut self.pods);
                 self.object = None;
-                for item in items {
+                for mut item in items {
+                    // One that is as it was is shared with the state, not held twice.
+                    if let Item::Pod(pod) = &mut item
+                        && let Some(same) = known.remove(&name_of(pod)).filter(|known| known == pod)
+                    {
+                        *pod = same;
+                    }
                     self.set(item);
                 }
                 None
@@ -198,3 +204,6 @@ impl Region {
 fn name_of(pod: &Pod) -> ObjectName {
     ObjectName { namespace: Arc::clone(&pod.key.namespace), name: Arc::clone(&pod.key.name) }
 }
+
+#[cfg(test)]
+mod tests;
