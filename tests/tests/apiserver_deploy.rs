@@ -100,7 +100,7 @@ fn the_server_accepts_every_manifest_and_the_chart() {
         ("detach", vec!["--set", "detach=true"]),
     ] {
         let mut helm = Command::new(api.tools().program("helm"));
-        helm.args(["template", "revgate", "--namespace", AGENTS])
+        helm.args(["template", "revgate", "--namespace", AGENTS, "--kube-version", &version])
             .args(values)
             .arg(deploy().join("helm/revgate"));
         let output = helm.output().unwrap();

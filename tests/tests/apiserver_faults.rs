@@ -40,9 +40,10 @@ fn serves_on(agent: &mut Watcher) {
 
 /// The version of everything, now.
 fn version(kubectl: &Kubectl) -> String {
-    let pods = kubectl.read(&["get", "--raw", "/api/v1/namespaces/llm/pods?limit=1"]);
-    let pods: serde_json::Value = serde_json::from_str(&pods).unwrap();
-    pods["metadata"]["resourceVersion"].as_str().unwrap().to_owned()
+    kubectl.get_raw("/api/v1/namespaces/llm/pods?limit=1")["metadata"]["resourceVersion"]
+        .as_str()
+        .unwrap()
+        .to_owned()
 }
 
 #[test]

@@ -97,6 +97,16 @@ impl Kubectl {
         serde_json::from_str(&self.read(&arguments)).expect("JSON from kubectl")
     }
 
+    /// `kubectl get --raw` of this path.
+    ///
+    /// # Panics
+    ///
+    /// When it fails or prints no JSON.
+    #[must_use]
+    pub fn get_raw(&self, path: &str) -> Value {
+        serde_json::from_str(&self.read(&["get", "--raw", path])).expect("JSON from the server")
+    }
+
     /// Applies manifests.
     ///
     /// # Panics
