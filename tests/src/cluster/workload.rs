@@ -86,6 +86,9 @@ impl<'n> Workload<'n> {
                 "$(PREFILL_SERVICE_HOST):8000",
                 "--decode",
                 "127.0.0.1:8000",
+                // Longer than the engine takes to be Ready.
+                "--delay",
+                "2500",
             ]));
         }
         for container in &mut containers {

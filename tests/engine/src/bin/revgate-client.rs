@@ -57,6 +57,9 @@ struct Args {
     /// Requests at a time
     #[arg(long, default_value_t = 1)]
     workers: usize,
+    /// Milliseconds before the first request: a Pod gets none before it is Ready
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    delay: u64,
     /// Milliseconds between the requests of a worker
     #[arg(long, value_name = "MS", default_value_t = 5)]
     pause: u64,
@@ -112,6 +115,7 @@ fn write(path: &Path, report: &Mutex<ClientReport>) -> io::Result<()> {
 }
 
 async fn work(args: Arc<Args>, report: Arc<Mutex<ClientReport>>, stop: watch::Receiver<bool>) {
+    sleep(Duration::from_millis(args.delay)).await;
     while !*stop.borrow() {
         let outcome = request(&args, &report).await;
         {
