@@ -2,11 +2,14 @@
 //!
 //! [`pod`] is a Pod reduced to the fields that decide anything, [`manifest`] the Kubernetes object that it is made
 //! from; [`member`] says what it is to a set (a pure function). [`mod@file`] is the embedded source: it reads what
-//! [`list`] parses whenever [`files`] says that the file changed. [`api`] watches the Kubernetes API.
+//! [`list`] parses whenever [`files`] says that the file changed. [`api`] watches the Kubernetes API. [`cgroups`] finds
+//! the cgroups of local Pods, which [`identity`] tells by their paths.
 
 pub mod api;
+pub mod cgroups;
 pub mod file;
 pub mod files;
+pub mod identity;
 pub mod list;
 pub mod manifest;
 pub mod member;
@@ -15,7 +18,7 @@ pub mod service;
 
 use std::sync::Arc;
 
-pub use pod::{Cgroup, Pod, PodKey};
+pub use pod::{Cgroup, Pod, PodCgroups, PodKey};
 pub use service::{ObjectName, Service, ServicePort};
 
 /// What a source says to the owner of the state.
@@ -31,4 +34,6 @@ pub enum Change {
     Service(ObjectName, Option<Service>),
     /// The target ports of an InferencePool that a set names; none: there is no such pool.
     Pool(ObjectName, Option<Vec<u16>>),
+    /// The cgroups of every Pod that has one on this machine.
+    Cgroups(PodCgroups),
 }

@@ -6,12 +6,13 @@
 //! worker ─> pinner ─> socket storage ─────────────────────────────────────────> connect hooks
 //! ```
 //!
-//! Everything in the kernel is pinned below `revgate/v2` in bpffs and survives the agent: a stopped, killed or
+//! Everything in the kernel is pinned below `revgate/v3` in bpffs and survives the agent: a stopped, killed or
 //! upgraded agent changes nothing for traffic. The next one opens the pins, checks that they are of its layout, and
 //! puts its programs into the live links: at once, or, where they are of another layout, after its first
 //! publication. [`detach`] removes everything.
 
 pub mod cgroup;
+mod elsewhere;
 mod error;
 mod events;
 mod keeper;
@@ -40,6 +41,7 @@ use std::{
 pub use error::KernelError;
 pub use events::{Events, Incoming};
 pub use pinner::Pinner;
+pub use probe::Proof;
 pub use reader::{Reader, SetTenants, Tenant};
 
 use self::{
@@ -173,9 +175,9 @@ impl Kernel {
         Events::open(&self.shared.pins)
     }
 
-    /// Proves that a connect of this process meets the programs (K9). After the first publication with a set.
-    pub fn probe(&self) -> Result<(), KernelError> {
-        probe::probe(&self.shared.cgroup)
+    /// Proves that connects meet the programs, this process's and others' (K9). After the first publication.
+    pub fn probe(&self) -> Result<Proof, KernelError> {
+        probe::probe(&self.shared.cgroup, &self.shared.pins)
     }
 }
 

@@ -16,7 +16,7 @@ use std::{net::SocketAddr, sync::Arc};
 use http::HeaderName;
 
 use crate::{
-    cluster::{Cgroup, Pod},
+    cluster::{Cgroup, Pod, PodKey},
     config::{GatingMode, HeaderSelector},
     gating::Distribution,
 };
@@ -45,6 +45,8 @@ pub struct Snapshot {
 pub struct SourceView {
     /// Its cgroup.
     pub cgroup: Cgroup,
+    /// The Pod.
+    pub pod: PodKey,
     /// Index of its set.
     pub set: usize,
     /// Its revision's slot.

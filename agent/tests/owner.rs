@@ -151,6 +151,8 @@ fn pod(name: &str, last: u8) -> Arc<Pod> {
         created: 0,
         ports: Vec::new(),
         cgroup: None,
+        static_uid: None,
+        runtime_class: None,
     })
 }
 

@@ -64,6 +64,8 @@ fn pod(
         created: 0,
         ports: Vec::new(),
         cgroup: None,
+        static_uid: None,
+        runtime_class: None,
     };
     change(&mut pod);
     Arc::new(pod)

@@ -30,11 +30,13 @@ pub enum Counter {
     DeniedForeign = 11,
     /// Denied: the agent is gone for longer than its lease, and the VIP is set to deny then.
     DeniedLease = 12,
+    /// The agent's own probe, denied as it is to be: by this the agent knows that the programs act.
+    Probed = 13,
 }
 
 impl Counter {
     /// Every counter, in index order.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::SteeredPin,
         Self::SteeredOwn,
         Self::SteeredWeight,
@@ -48,6 +50,7 @@ impl Counter {
         Self::DeniedBroken,
         Self::DeniedForeign,
         Self::DeniedLease,
+        Self::Probed,
     ];
 
     /// The word that stands for this outcome in metrics, logs and status.
@@ -67,6 +70,7 @@ impl Counter {
             Self::DeniedBroken => "denied_broken",
             Self::DeniedForeign => "denied_foreign",
             Self::DeniedLease => "denied_lease",
+            Self::Probed => "probed",
         }
     }
 }

@@ -8,6 +8,8 @@
 //! | member Pod of another set | by weight | pass | pass |
 //! | any other process | by weight, or deny (members only) | pass | pass |
 //!
+//! The address of the agent's probe denies all of them: that is how the agent sees that the programs act.
+//!
 //! A VIP that is to deny when the agent is gone denies all of them from the end of its lease on.
 //!
 //! Pure: the tables, who is asking and the draws come through [`Tables`], so the connect hooks, their twin for
@@ -19,7 +21,8 @@ use crate::{
     counter::Counter,
     layout::{
         ANY_SLOT, FENCE_AUDIT, FENCE_OFF, MEMBER_BY_PORT, MEMBER_ENDPOINT, Member, PIN_REVISION, Pin, Range,
-        SET_UNGATED, SOURCE_MEMBER, SetTable, Source, VIP_ANCHOR, VIP_LEASED, VIP_MEMBERS_ONLY, Vip,
+        SET_UNGATED, SOURCE_MEMBER, SetTable, Source, VIP_ANCHOR, VIP_LEASED, VIP_MEMBERS_ONLY, VIP_PROBE,
+        Vip,
     },
     pick,
 };
@@ -133,6 +136,9 @@ struct Choice<'t> {
 
 #[inline(always)]
 fn steer<T: Tables>(tables: &T, vip: &Vip, to: &Address, family: Family) -> Result<Steer, Counter> {
+    if vip.flags & VIP_PROBE != 0 {
+        return Err(Counter::Probed);
+    }
     if vip.flags & VIP_LEASED != 0 && tables.lapsed() {
         return Err(Counter::DeniedLease);
     }

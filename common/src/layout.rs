@@ -14,10 +14,10 @@ use bytemuck::{Pod, Zeroable};
 use crate::{address::Address, pick::LastDraws};
 
 /// The version of this layout; part of the pin directory's name, so two layouts never share a pin.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The directory for pins, below the bpffs mount.
-pub const PIN_DIRECTORY: &str = "revgate/v2";
+pub const PIN_DIRECTORY: &str = "revgate/v3";
 
 /// Most sets (DisaggregatedSets) on one agent.
 pub const MAX_SETS: usize = 64;
@@ -146,6 +146,9 @@ pub const VIP_MEMBERS_ONLY: u32 = 1;
 pub const VIP_ANCHOR: u32 = 2;
 /// [`Vip::flags`]: nobody is steered once the agent's lease has run out.
 pub const VIP_LEASED: u32 = 4;
+/// [`Vip::flags`]: the address of the agent's probe: everybody is denied, by a counter of its own. Nothing else in such
+/// an entry means anything.
+pub const VIP_PROBE: u32 = 8;
 
 /// What a VIP stands for.
 #[repr(C)]
@@ -155,7 +158,7 @@ pub struct Vip {
     pub set: u16,
     /// Index into [`Slot::ranges`].
     pub role: u16,
-    /// Any of [`VIP_MEMBERS_ONLY`], [`VIP_ANCHOR`] and [`VIP_LEASED`].
+    /// Any of [`VIP_MEMBERS_ONLY`], [`VIP_ANCHOR`], [`VIP_LEASED`] and [`VIP_PROBE`].
     pub flags: u32,
 }
 
@@ -167,6 +170,10 @@ pub struct Vip {
 pub const fn anchor(set: u8, role: u8) -> Address {
     Address::v4(u32::from_ne_bytes([127, 127, set, role]), 9_u16.to_be())
 }
+
+/// What the agent dials to see that the programs act (K9): a loopback address on which nobody listens, and no anchor. A
+/// connect that no program meets is refused there by TCP, and one that does is denied as unreachable.
+pub const PROBE: Address = Address::v4(u32::from_ne_bytes([127, 127, 255, 255]), 9_u16.to_be());
 
 /// [`Member::flags`]: the address and port of an endpoint, not only a fenced address.
 pub const MEMBER_ENDPOINT: u16 = 1;
@@ -369,5 +376,6 @@ const _: () = {
     assert!(size_of::<SetTable>().is_multiple_of(8));
     assert!(size_of::<SetTable>() < 400 * 1024);
     assert!(MAX_ENDPOINTS.is_power_of_two() && MAX_ENDPOINTS <= u16::MAX as usize);
+    assert!(MAX_SETS < 255, "no anchor is at the address of the probe");
     assert!(MAX_REVISIONS == 64, "pick::rank takes exactly six steps");
 };

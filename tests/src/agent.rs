@@ -1,11 +1,12 @@
 //! The agent as a process inside a [`Node`], with files of its own.
 
 use std::{
+    ffi::OsString,
     fmt::Write as _,
     fs,
     io::{self, Read, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
 };
 
@@ -32,12 +33,22 @@ impl Agent {
     /// When it cannot.
     #[must_use]
     pub fn prepare(program: &str, node: &Node, lease: &str, vips: &str) -> Self {
+        Self::prepare_at(program, node.cgroup(), &node.config().bpffs, lease, vips)
+    }
+
+    /// The same, for a cgroup and a bpffs that are no [`Node`]'s.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot.
+    #[must_use]
+    pub fn prepare_at(program: &str, cgroup: &Path, bpffs: &Path, lease: &str, vips: &str) -> Self {
         // For a process that cannot tell which port it got.
         let free = TcpListener::bind("127.0.0.1:0").expect("loopback");
         let admin = free.local_addr().expect("bound");
         let agent =
             Self { program: program.into(), files: TempDir::new().expect("a directory"), admin, child: None };
-        let (cgroup, bpffs) = (node.cgroup().display(), node.config().bpffs.display());
+        let (cgroup, bpffs) = (cgroup.display(), bpffs.display());
         let text = format!(
             "
 apiVersion: llm-d.ai/v1alpha1
@@ -82,6 +93,15 @@ vips:
                  disaggregatedset.x-k8s.io/revision: {revision}, disaggregatedset.x-k8s.io/role: {role}}}}}"
             );
         }
+        self.write_pods(&text);
+    }
+
+    /// Replaces the list of Pods by this text.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot.
+    pub fn write_pods(&self, text: &str) {
         let new = self.file("pods.new");
         fs::write(&new, text).expect("written");
         fs::rename(new, self.file("pods.yaml")).expect("renamed");
@@ -89,8 +109,14 @@ vips:
 
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
-        command.arg("run").arg("--config").arg(self.file("revgate.yaml")).stdout(Stdio::null());
+        command.args(self.arguments()).stdout(Stdio::null());
         command
+    }
+
+    /// The arguments with which it runs.
+    #[must_use]
+    pub fn arguments(&self) -> [OsString; 3] {
+        ["run".into(), "--config".into(), self.file("revgate.yaml").into()]
     }
 
     /// Starts it in the cgroup of the calling thread, and returns when it is ready.
@@ -99,10 +125,41 @@ vips:
     ///
     /// When it does not become ready.
     pub fn start(&mut self) {
+        self.start_as(self.command());
+    }
+
+    /// The same, by another command that becomes the agent.
+    ///
+    /// # Panics
+    ///
+    /// When it does not become ready.
+    pub fn start_as(&mut self, mut command: Command) {
         let log = fs::File::create(self.file("log")).expect("a log");
-        self.child = Some(self.command().stderr(log).spawn().expect("the agent starts"));
+        let child = command.stdout(Stdio::null()).stderr(log).spawn();
+        self.child = Some(child.expect("the agent starts"));
         let look = || self.ready().map_err(|_| fs::read_to_string(self.file("log")));
         let _ = until("the agent is ready", look, |ready| matches!(ready, Ok(true)));
+    }
+
+    /// What it has logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.file("log")).unwrap_or_default()
+    }
+
+    /// Its state, as `/debug/state` tells it; null while it does not.
+    #[must_use]
+    pub fn state(&self) -> serde_json::Value {
+        self.get("/debug/state").ok().and_then(|body| serde_json::from_str(&body).ok()).unwrap_or_default()
+    }
+
+    fn get(&self, path: &str) -> io::Result<String> {
+        let mut admin = TcpStream::connect(self.admin)?;
+        admin.set_read_timeout(Some(PATIENCE))?;
+        write!(admin, "GET {path} HTTP/1.0\r\n\r\n")?;
+        let mut answer = String::new();
+        admin.read_to_string(&mut answer)?;
+        Ok(answer.split_once("\r\n\r\n").map_or_else(String::new, |(_, body)| body.to_owned()))
     }
 
     fn ready(&self) -> io::Result<bool> {

@@ -11,6 +11,7 @@ pub mod cluster;
 pub mod dial;
 pub mod echo;
 pub mod foreign;
+pub mod kubelet;
 pub mod load;
 pub mod node;
 pub mod random;

@@ -16,7 +16,7 @@ use revgate_common::{
     twin::{DENY, PASS, STEER, Trial},
 };
 
-use crate::world::{Revision, Set, World};
+use crate::world::{Revision, Set, World, source};
 
 /// Endpoints of one revision: by role, how many of IPv4 and of IPv6.
 type Counts = [(u8, u8); 2];
@@ -48,7 +48,7 @@ pub fn worlds() -> impl Strategy<Value = World> {
             for revision in &world.sets[set].revisions {
                 let id = 100 * u64::from(index) + u64::from(revision.slot) + 1;
                 let (slot, epoch) = (revision.slot, revision.epoch);
-                world.sources.push(SourceView { cgroup: Cgroup { id, level: 2 }, set, slot, epoch });
+                world.sources.push(source(Cgroup { id, level: 2 }, set, slot, epoch));
             }
         }
         world
@@ -128,6 +128,7 @@ pub fn trials() -> impl Strategy<Value = Trial> {
             match kind {
                 0 | 1 => vip4(set, role).into(),
                 2 => vip6(set, role).into(),
+                3 if n == 0 && slot == 0 => layout::PROBE,
                 3 => layout::anchor(set, role),
                 4 => revision_of(set, slot, [(2, 0), (2, 0)]).endpoints[usize::from(role)][usize::from(n)]
                     .into(),
@@ -186,6 +187,9 @@ impl Fate {
 /// The decision table, row by row, with the fence enforced.
 #[must_use]
 pub fn fate(world: &World, trial: &Trial) -> Fate {
+    if trial.to == layout::PROBE {
+        return Fate::Deny(Counter::Probed);
+    }
     let to = SocketAddr::from(trial.to);
     let pin = (trial.pin.kind != revgate_common::twin::NO_PIN).then_some(trial.pin);
     let source = world.sources.iter().find(|source| source.cgroup.id == trial.cgroup);

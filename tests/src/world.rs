@@ -83,7 +83,7 @@ impl World {
     #[must_use]
     pub fn source(mut self, cgroup: Cgroup, revision: &str) -> Self {
         let of = self.sets[0].revisions.iter().find(|r| r.name == revision).expect("a known revision");
-        self.sources.push(SourceView { cgroup, set: 0, slot: of.slot, epoch: of.epoch });
+        self.sources.push(source(cgroup, 0, of.slot, of.epoch));
         self
     }
 
@@ -98,6 +98,19 @@ impl World {
             missing_vips: Vec::new(),
             sources: self.sources.clone(),
         }
+    }
+}
+
+/// A local Pod of a tenant. Its name is its cgroup's.
+#[must_use]
+pub fn source(cgroup: Cgroup, set: usize, slot: u16, epoch: u32) -> SourceView {
+    let name: Arc<str> = format!("pod-of-{}", cgroup.id).into();
+    SourceView {
+        cgroup,
+        pod: PodKey { namespace: "test".into(), name: Arc::clone(&name), uid: name },
+        set,
+        slot,
+        epoch,
     }
 }
 
@@ -126,6 +139,8 @@ impl Revision {
             created: 0,
             ports: self.declared.iter().map(|number| ContainerPort { name: None, number: *number }).collect(),
             cgroup: None,
+            static_uid: None,
+            runtime_class: None,
         })
     }
 

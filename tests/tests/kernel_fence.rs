@@ -12,7 +12,6 @@ use std::{
 use revgate::{
     config::{FenceMode, GatingMode},
     kernel::detach,
-    snapshot::SourceView,
 };
 use revgate_common::{
     address::Address,
@@ -23,7 +22,7 @@ use revgate_tests::{
     dial::{ECONNREFUSED, at, count, dial, dial_with, disconnect, errno, pinned, tcp_socket},
     echo::{self, PATIENCE},
     node::{self, Node},
-    world::{Revision, Set, World},
+    world::{Revision, Set, World, source},
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -90,7 +89,7 @@ fn table(net: u8, fence: FenceMode) {
         revisions: vec![Revision::new("c", 0, 3, &[&[other_set]])],
     });
     world = world.source(pod_a, "a");
-    world.sources.push(SourceView { cgroup: pod_other, set: 1, slot: 0, epoch: 3 });
+    world.sources.push(source(pod_other, 1, 0, 3));
     node.publish(&world.snapshot(1));
 
     let allowed = [a, a_kv, elsewhere, other_set];

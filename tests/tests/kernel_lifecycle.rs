@@ -9,9 +9,12 @@ use revgate::{
     kernel::{Gate, Kernel, KernelError, Tenant, cgroup, detach, preflight, twin::Twin},
     snapshot::slots::set_hash,
 };
-use revgate_common::layout::{PIN_DIRECTORY, map};
+use revgate_common::{
+    counter::Counter,
+    layout::{PIN_DIRECTORY, map},
+};
 use revgate_tests::{
-    dial::{at, dial, tcp_socket},
+    dial::{at, count, dial, tcp_socket},
     echo,
     node::{Node, join},
     world::{Revision, World},
@@ -159,8 +162,22 @@ fn detach_removes_everything_and_connects_pass_again() {
 #[test]
 fn the_probe_tells_whether_the_programs_have_an_effect() {
     let Some(mut node) = Node::enter("probe", FenceMode::Enforce) else { return };
-    node.publish(&small(73).snapshot(1));
-    node.kernel().probe().unwrap();
+    let _ = node.pod_cgroup("other");
+    node.publish(&World::default().snapshot(1));
+    // A threaded cgroup takes no process, so this is what an agent sees that may make no cgroup; with the least rights.
+    let kernel = node.kernel();
+    thread::scope(|scope| {
+        let least = scope.spawn(|| {
+            let only = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
+            let sets =
+                CapabilitySets { effective: only, permitted: only, inheritable: CapabilitySet::empty() };
+            set_capabilities(None, sets).unwrap();
+            let proof = kernel.probe().unwrap();
+            assert!(proof.cgroups >= 1 && proof.only_here.is_some(), "{proof}");
+        });
+        least.join().unwrap();
+    });
+    assert_eq!((count(&node, Counter::Probed), count(&node, Counter::DeniedForeign)), (1, 0));
     join(&cgroup::find(None).unwrap());
     let outside = node.kernel().probe().unwrap_err();
     assert!(matches!(outside, KernelError::NoEffect { .. }), "{outside}");
@@ -262,7 +279,7 @@ fn every_failed_check_says_what_to_do() {
     let names: Vec<_> = failed.iter().map(|check| check.name).collect();
     assert!(names.contains(&"cgroup2") && names.contains(&"bpffs"), "{names:?}");
     let bpffs = failed.iter().find(|check| check.name == "bpffs").unwrap();
-    assert_eq!(bpffs.fix, "mount -t bpf bpf /proc");
+    assert!(bpffs.fix.starts_with("mount -t bpf bpf /proc "), "{}", bpffs.fix);
     for name in ["CAP_BPF", "CAP_NET_ADMIN"] {
         assert!(checks.iter().any(|check| check.name == name));
     }

@@ -32,6 +32,7 @@ use super::{
     output::Output,
 };
 use crate::{
+    cluster::Change,
     config::Config,
     fatal::Indispensable,
     observe::{
@@ -146,6 +147,11 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     tasks.spawn(async { match admin.serve(admin_socket).await {} });
     if let Some(events) = events {
         tasks.spawn(denied::follow(events, published));
+    }
+    if let Some(cgroups) = kernel.cgroups() {
+        // Before the first Pod: the first tables have to know those that run, as the ones before did.
+        let _ = changes.send(Change::Cgroups(cgroups.found().clone())).await;
+        cgroups.follow(&changes).map_err(Failure::failed)?;
     }
     let (latest, followed) = watch::channel(Arc::clone(&config));
     tasks.spawn(source.follow(followed, changes, health));

@@ -228,6 +228,8 @@ impl Short {
             node: self.node.map(Into::into),
             labels: manifest::labels_of(self.labels.unwrap_or_default()),
             active_ports: self.annotations.as_ref().and_then(manifest::active_ports),
+            static_uid: self.annotations.as_ref().and_then(manifest::static_uid),
+            runtime_class: None,
             ready: self.ready.unwrap_or(true),
             terminating: self.terminating.unwrap_or(false),
             host_network: self.host_network.unwrap_or(false),

@@ -7,10 +7,16 @@ use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use serde::Deserialize;
 
-use super::pod::{ContainerPort, Labels, Pod, PodKey};
+use super::{
+    identity::is_hash,
+    pod::{ContainerPort, Labels, Pod, PodKey},
+};
 
 /// The annotations that narrow the ports of a Pod, the one that wins first.
 pub const ACTIVE_PORTS: [&str; 2] = ["llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports"];
+
+/// The annotations of a static Pod's object in the API: that it is one, and the UID that the kubelet gave it.
+pub const MIRROR: [&str; 2] = ["kubernetes.io/config.mirror", "kubernetes.io/config.hash"];
 
 /// The namespace of an object that names none.
 pub const DEFAULT_NAMESPACE: &str = "default";
@@ -56,6 +62,8 @@ pub struct Spec {
     pub node_name: Option<String>,
     /// The Pod is in its node's network namespace.
     pub host_network: Option<bool>,
+    /// What runs it, where that is not the node's default.
+    pub runtime_class_name: Option<String>,
     /// Containers.
     pub containers: Option<Vec<Container>>,
     /// Init containers; those that restart always are sidecars, and llm-d's routing proxy is one.
@@ -181,6 +189,8 @@ impl PodObject {
             node: spec.node_name.filter(|node| !node.is_empty()).map(Into::into),
             labels: labels_of(labels.into_iter().map(|(key, value)| (key, value.unwrap_or_default()))),
             active_ports: metadata.annotations.as_ref().and_then(active_ports),
+            static_uid: metadata.annotations.as_ref().and_then(static_uid),
+            runtime_class: spec.runtime_class_name.filter(|class| !class.is_empty()).map(Into::into),
             ready,
             terminating: metadata.deletion_timestamp.is_some(),
             host_network: spec.host_network.unwrap_or(false),
@@ -218,6 +228,14 @@ pub(super) fn active_ports(annotations: &BTreeMap<String, Option<String>>) -> Op
     Some(value.as_deref().unwrap_or_default().into())
 }
 
+/// The UID by which the kubelet knows the static Pod that an object mirrors.
+///
+/// Only a hash: whoever may create Pods may write this, and must not be taken for a Pod of the API by its UID.
+pub(super) fn static_uid(annotations: &BTreeMap<String, Option<String>>) -> Option<Arc<str>> {
+    let [mirror, hash] = MIRROR.map(|key| annotations.get(key).and_then(Option::as_deref));
+    mirror.map(|mirror| hash.unwrap_or(mirror)).filter(|uid| is_hash(uid)).map(Into::into)
+}
+
 /// The TCP ports, in order.
 pub(super) fn ports_of(ports: impl IntoIterator<Item = Port>) -> Vec<ContainerPort> {
     let tcp = |port: &Port| port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP");
@@ -244,7 +262,7 @@ mod tests {
                 "creationTimestamp": "1970-01-02T00:00:01Z", "deletionTimestamp": "2026-01-01T00:00:00Z",
             },
             "spec": {
-                "nodeName": "n1", "hostNetwork": true,
+                "nodeName": "n1", "hostNetwork": true, "runtimeClassName": "nvidia",
                 "initContainers": [
                     {"name": "once", "ports": [{"name": "once", "containerPort": 1}]},
                     {"name": "proxy", "restartPolicy": "Always", "ports": [{"name": "http", "containerPort": 8000}]},
@@ -275,6 +293,8 @@ mod tests {
                 created: 86_401,
                 ports: vec![port("metrics", 8200), port("http", 8000)],
                 cgroup: None,
+                static_uid: None,
+                runtime_class: Some("nvidia".into()),
             }
         );
         assert!(!pod.is_ready(), "a terminating Pod is not Ready, whatever its condition says (C3)");

@@ -1,6 +1,10 @@
 //! A Pod, reduced to the fields that decide anything.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 /// Labels by key.
 pub type Labels = BTreeMap<Arc<str>, Arc<str>>;
@@ -25,14 +29,20 @@ pub struct ContainerPort {
     pub number: u16,
 }
 
+/// Runtime classes with one of these in their name run Pods in a virtual machine or on gVisor.
+const OWN_KERNEL: [&str; 5] = ["kata", "gvisor", "runsc", "firecracker", "kuasar"];
+
 /// A Pod's cgroup on this node.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Cgroup {
     /// The cgroup id: the inode of its directory in cgroup2.
     pub id: u64,
     /// How many directories below the cgroup2 root it is; 1 for a child of the root.
     pub level: u32,
 }
+
+/// The cgroups of Pods, by the UID by which the kubelet knows them. One each, but for layouts that have more.
+pub type PodCgroups = BTreeMap<Arc<str>, BTreeSet<Cgroup>>;
 
 /// A Pod as its source showed it last.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -57,8 +67,12 @@ pub struct Pod {
     pub created: i64,
     /// Declared container ports, in order.
     pub ports: Vec<ContainerPort>,
-    /// Its cgroup, where it runs on this node and the cgroup is known.
+    /// Its cgroup, where the source names it.
     pub cgroup: Option<Cgroup>,
+    /// The UID by which the kubelet knows it, where that is another: of a static Pod, which the API shows as a mirror.
+    pub static_uid: Option<Arc<str>>,
+    /// `spec.runtimeClassName`, where set.
+    pub runtime_class: Option<Arc<str>>,
 }
 
 impl Pod {
@@ -66,5 +80,19 @@ impl Pod {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.ready && !self.terminating
+    }
+
+    /// The UID in the name of its cgroup.
+    #[must_use]
+    pub fn cgroup_uid(&self) -> &str {
+        self.static_uid.as_ref().unwrap_or(&self.key.uid)
+    }
+
+    /// The runtime class by whose name the Pod has a kernel or a network stack of its own, so that its connects never
+    /// reach the hooks (K10). What a class really runs stands in an object that the agent has no right to read.
+    #[must_use]
+    pub fn own_kernel(&self) -> Option<&str> {
+        let class = self.runtime_class.as_deref()?;
+        OWN_KERNEL.iter().any(|part| class.contains(part)).then_some(class)
     }
 }

@@ -12,6 +12,11 @@ use std::{
 /// `CGROUP2_SUPER_MAGIC` of `linux/magic.h`.
 const CGROUP2_MAGIC: i64 = 0x6367_7270;
 
+/// `PROC_CGROUP_INIT_INO` of `linux/proc_ns.h`: the number of the host's cgroup namespace.
+const FIRST_CGROUP_NAMESPACE: u32 = 0xEFFF_FFFB;
+/// `PROC_USER_INIT_INO` of the same.
+const FIRST_USER_NAMESPACE: u32 = 0xEFFF_FFFD;
+
 /// Why there is no cgroup to attach to.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
@@ -22,14 +27,17 @@ pub enum CgroupError {
     NotMounted,
     /// Only a part of it is mounted.
     #[error(
-        "{path} is not the root of cgroup2 but a part of it: {why}; run the agent in the host's cgroup namespace and \
-         mount the host's /sys/fs/cgroup into it"
+        "{path} is not the root of cgroup2 but a part of it: {why}{}; mount the host's /sys/fs/cgroup into the \
+         container (a hostPath volume), or run the agent in the host's cgroup namespace",
+        if *.private { ", and this process has a cgroup namespace of its own" } else { "" }
     )]
     NotRoot {
         /// The mount.
         path: PathBuf,
         /// What showed it.
         why: &'static str,
+        /// The process has a cgroup namespace of its own, as in most containers.
+        private: bool,
     },
     /// The configured directory is no cgroup2.
     #[error("kernel.cgroup: {path} is not on cgroup2")]
@@ -99,7 +107,8 @@ fn cgroup2_mounts(mountinfo: &str) -> Vec<PathBuf> {
 }
 
 fn prove(path: &Path) -> Result<(), CgroupError> {
-    let not_root = |why| Err(CgroupError::NotRoot { path: path.to_path_buf(), why });
+    let private = !in_first_namespace("cgroup", FIRST_CGROUP_NAMESPACE);
+    let not_root = |why| Err(CgroupError::NotRoot { path: path.to_path_buf(), why, private });
     if !is_cgroup2(path)? {
         return Err(CgroupError::NotCgroup2 { path: path.to_path_buf() });
     }
@@ -110,6 +119,23 @@ fn prove(path: &Path) -> Result<(), CgroupError> {
         return not_root("it has a cgroup.type");
     }
     Ok(())
+}
+
+/// Whether this process is in the user namespace of the host, where alone its capabilities count for bpf(2).
+pub(super) fn in_host_user_namespace() -> bool {
+    in_first_namespace("user", FIRST_USER_NAMESPACE)
+}
+
+/// Whether this process is in the namespace of that kind that the machine started with. Without proc: it may be.
+fn in_first_namespace(kind: &str, number: u32) -> bool {
+    let namespace = fs::read_link(format!("/proc/self/ns/{kind}"));
+    namespace.map_or(true, |found| found == Path::new(&format!("{kind}:[{number}]")))
+}
+
+/// Whether controllers of cgroup v1 are mounted, beside cgroup2 (hybrid) or without it.
+pub(super) fn has_v1() -> bool {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts.lines().any(|line| line.split_once(" - ").is_some_and(|(_, kind)| kind.starts_with("cgroup ")))
 }
 
 /// Whether a path is on cgroup2.

@@ -98,7 +98,7 @@ pub enum KernelError {
     TooLarge(#[from] TooLarge),
     /// The programs are attached, and a connect was not touched by them.
     #[error(
-        "the kernel programs have no effect on this process: {found}; is it outside the cgroup {cgroup}, or does \
+        "the kernel programs are attached and have no effect: {found}; is that outside the cgroup {cgroup}, or does \
          another program come first?"
     )]
     NoEffect {

@@ -17,7 +17,7 @@ use std::{
 
 use bytemuck::{Pod, Zeroable};
 
-pub(super) use attached::{Attached, LinkInfo, attached, link_info, links};
+pub(super) use attached::{Attached, LinkInfo, attached, effective, link_info, links};
 
 /// A hash map (`BPF_MAP_TYPE_HASH`).
 pub(super) const HASH: u32 = 1;

@@ -7,7 +7,8 @@ use revgate_common::{
     layout::{
         self, ANY_SLOT, ConnectionKey, FENCE_AUDIT, FENCE_ENFORCE, FENCE_OFF, MAX_ENDPOINTS, MAX_REVISIONS,
         MAX_ROLES, MAX_SETS, MEMBER_BY_PORT, MEMBER_ENDPOINT, Member, Range, SET_UNGATED, SOURCE_LEVELS,
-        SOURCE_MEMBER, SetTable, Settings, Slot, Source, VIP_ANCHOR, VIP_LEASED, VIP_MEMBERS_ONLY, Vip,
+        SOURCE_MEMBER, SetTable, Settings, Slot, Source, VIP_ANCHOR, VIP_LEASED, VIP_MEMBERS_ONLY, VIP_PROBE,
+        Vip,
     },
     pick::LastDraws,
 };
@@ -25,7 +26,7 @@ use crate::{
 pub struct Tables {
     /// The tables of the sets, by index.
     pub sets: Vec<Box<SetTable>>,
-    /// VIPs and anchors.
+    /// VIPs, anchors and the address of the probe.
     pub vips: HashMap<Address, Vip>,
     /// Addresses of members.
     pub members: HashMap<Address, Member>,
@@ -82,7 +83,7 @@ impl Tables {
         }
         let mut tables = Self {
             sets: Vec::with_capacity(snapshot.sets.len()),
-            vips: HashMap::new(),
+            vips: HashMap::from([(layout::PROBE, Vip { set: 0, role: 0, flags: VIP_PROBE })]),
             members: HashMap::new(),
             sources: HashMap::new(),
             settings: Settings { source_levels: 0, fence: fence_word(fence) },

@@ -17,7 +17,7 @@ use revgate_common::{
 use tracing::warn;
 
 use crate::{
-    cluster::Pod,
+    cluster::PodKey,
     snapshot::{RevisionView, SetView, Snapshot},
 };
 
@@ -65,17 +65,15 @@ pub struct Denied {
 }
 
 impl Denied {
-    /// Names both ends. `None`: nothing to tell. That is a denied dial of an anchor by another than the agent's pinned
-    /// sockets: so the agent proves at its start that the programs act, and else nobody knows of anchors.
+    /// Names both ends. `None`: nothing to tell, as of the agent's own probe.
     #[must_use]
     pub fn of(event: &Event, snapshot: &Snapshot) -> Option<Self> {
         let outcome = Counter::ALL.into_iter().find(|counter| *counter as u32 == event.outcome)?;
         let to = SocketAddr::from(event.to);
-        let anchor = anchor(event, snapshot);
-        if outcome == Counter::DeniedForeign && anchor.is_some() {
+        if outcome == Counter::Probed {
             return None;
         }
-        let target = anchor.or_else(|| vip(to, snapshot)).or_else(|| member(to, snapshot));
+        let target = anchor(event, snapshot).or_else(|| vip(to, snapshot)).or_else(|| member(to, snapshot));
         Some(Self {
             outcome,
             to,
@@ -129,11 +127,7 @@ fn caller(event: &Event, snapshot: &Snapshot) -> String {
     let Some(source) = snapshot.sources.iter().find(|source| known(source.cgroup.id)) else {
         return format!("a process of no known Pod (cgroup id {})", event.cgroup);
     };
-    let set = snapshot.sets.get(source.set);
-    let mut members = set.into_iter().flat_map(|set| &set.revisions).flat_map(|r| &r.members);
-    let pod = members.find(|pod| pod.cgroup.is_some_and(|cgroup| cgroup == source.cgroup));
-    let revision = revision(source.set, source.slot, source.epoch);
-    format!("{} ({revision})", pod.map_or_else(|| "a Pod that has left".to_owned(), |pod| name(pod)))
+    format!("{} ({})", name(&source.pod), revision(source.set, source.slot, source.epoch))
 }
 
 fn tenant(set: &SetView, slot: u16, epoch: u32) -> Option<&RevisionView> {
@@ -167,17 +161,15 @@ fn member(to: SocketAddr, snapshot: &Snapshot) -> Option<String> {
             Some((set, revision, pod))
         })
     })?;
-    Some(format!("{} (revision {} of {})", name(pod), revision.name, set.name))
+    Some(format!("{} (revision {} of {})", name(&pod.key), revision.name, set.name))
 }
 
-fn name(pod: &Pod) -> String {
-    format!("Pod {}/{}", pod.key.namespace, pod.key.name)
+fn name(pod: &PodKey) -> String {
+    format!("Pod {}/{}", pod.namespace, pod.name)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use revgate_common::layout::CALLER_PROCESS;
 
     use super::*;
@@ -205,12 +197,9 @@ mod tests {
     fn rollout() -> Snapshot {
         let mut snapshot =
             snapshot(1, vec![SetBuilder::new("chat").revision("a", [1, 1]).revision("b", [1, 1]).build()]);
-        let pods = &mut snapshot.sets[0].revisions[0].members;
-        let mut pod = Pod::clone(&pods[1]);
+        let pod = snapshot.sets[0].revisions[0].members[1].key.clone();
         let cgroup = Cgroup { id: 77, level: 2 };
-        pod.cgroup = Some(cgroup);
-        pods[1] = Arc::new(pod);
-        snapshot.sources.push(SourceView { cgroup, set: 0, slot: 0, epoch: 1 });
+        snapshot.sources.push(SourceView { cgroup, pod, set: 0, slot: 0, epoch: 1 });
         snapshot
     }
 
@@ -252,11 +241,10 @@ mod tests {
         );
         let mut left = rollout();
         left.sources[0].epoch = 9;
-        left.sources[0].cgroup.id = 76;
         stale.caller = CALLER_PROCESS;
-        stale.ancestors = [0, 0, 0, 76];
+        stale.ancestors = [0, 0, 0, 77];
         let told = Denied::of(&stale, &left).unwrap();
-        assert_eq!(told.caller, "a Pod that has left (a revision that has left)");
+        assert_eq!(told.caller, "Pod default/a-1-0 (a revision that has left)");
         assert!(
             line(&event("127.9.9.9:1", Counter::DeniedFence, CALLER_AGENT)).contains("no member's any more")
         );
@@ -264,7 +252,7 @@ mod tests {
 
     #[test]
     fn the_probe_of_the_agent_is_no_news_and_nonsense_is_ignored() {
-        assert_eq!(Denied::of(&event("127.127.0.0:9", Counter::DeniedForeign, 0), &rollout()), None);
+        assert_eq!(Denied::of(&event("127.127.255.255:9", Counter::Probed, 0), &rollout()), None);
         let mut event = event("127.2.0.1:8000", Counter::DeniedFence, 99);
         event.outcome = u32::MAX;
         assert_eq!(Denied::of(&event, &rollout()), None);

@@ -65,10 +65,35 @@ pub struct Report {
     pub listeners: Vec<ListenerReport>,
     /// The kernel part.
     pub kernel: KernelReport,
+    /// The members that run on this node.
+    #[serde(default)]
+    pub local_pods: LocalPodsReport,
     /// The Pod source.
     pub source: SourceReport,
     /// The configuration.
     pub config: ConfigReport,
+}
+
+/// The members that run on this node, and whether the kernel programs know their connects from those of others.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LocalPodsReport {
+    /// Known by their cgroups.
+    pub known: usize,
+    /// Ready on this node, and without a cgroup that is known: their connects are like anybody's. As `namespace/name`.
+    pub unknown: Vec<String>,
+    /// With a kernel or a network stack of their own: their connects pass by the hooks.
+    pub not_fenceable: Vec<NotFenceable>,
+}
+
+/// A Pod whose connects the kernel programs never see.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NotFenceable {
+    /// As `namespace/name`.
+    pub pod: String,
+    /// Its runtime class, which tells.
+    pub runtime_class: String,
 }
 
 /// One set.

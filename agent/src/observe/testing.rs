@@ -120,6 +120,8 @@ fn pod(name: &str, ip: IpAddr) -> Arc<Pod> {
         created: 0,
         ports: Vec::new(),
         cgroup: None,
+        static_uid: None,
+        runtime_class: None,
     })
 }
 

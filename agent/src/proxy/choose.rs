@@ -210,6 +210,8 @@ mod tests {
                 created: 0,
                 ports: Vec::new(),
                 cgroup: None,
+                static_uid: None,
+                runtime_class: None,
             };
             Arc::new(Endpoint {
                 address: ([127, 0, 0, 1], port).into(),

@@ -193,6 +193,8 @@ mod tests {
             created: 0,
             ports: Vec::new(),
             cgroup: None,
+            static_uid: None,
+            runtime_class: None,
         };
         let endpoint = Endpoint {
             address: ([127, 0, 0, 1], 1).into(),

@@ -15,7 +15,7 @@ use super::{
     state::{EndpointKey, Entry},
 };
 use crate::{
-    cluster::{Pod, member::Member},
+    cluster::{Cgroup, Pod, PodCgroups, PodKey, member::Member},
     config::SetConfig,
     gating::{Census, Gating},
 };
@@ -92,19 +92,43 @@ pub(super) struct BuiltSet {
     pub(super) endpoints_left_out: usize,
 }
 
+/// Where the Pods of this node are (K10).
+#[derive(Clone, Copy)]
+pub(super) struct Locals<'s> {
+    /// The agent's own node, where it was told.
+    pub(super) node: Option<&'s Arc<str>>,
+    /// The cgroups that this machine has.
+    pub(super) cgroups: &'s PodCgroups,
+}
+
+impl<'s> Locals<'s> {
+    /// Whether a Pod may be one of this node's: no node is known to be another.
+    pub(super) fn may_have(&self, pod: &Pod) -> bool {
+        self.node.is_none() || pod.node.is_none() || self.node == pod.node.as_ref()
+    }
+
+    /// The cgroups of a Pod, if it is here: that which its source names, or those that carry its UID.
+    fn of(&self, pod: &'s Pod) -> impl Iterator<Item = Cgroup> + use<'s> {
+        let known = self.may_have(pod).then(|| self.cgroups.get(pod.cgroup_uid())).flatten();
+        pod.cgroup.into_iter().chain(known.filter(|_| pod.cgroup.is_none()).into_iter().flatten().copied())
+    }
+}
+
 #[derive(Default)]
 struct Group {
     endpoints: Vec<Vec<(EndpointKey, Arc<Endpoint>)>>,
     members: Vec<Arc<Pod>>,
     /// Role index and number of endpoints of each Pod that counts.
     counted: Vec<(usize, u32)>,
+    /// Of the Pods that run here. Whose an address is does not matter: a process is known by where it runs.
+    sources: Vec<(PodKey, Cgroup)>,
 }
 
 /// Collects one set's members.
 pub(super) struct SetBuilder<'s> {
     index: usize,
     set: &'s SetConfig,
-    node: Option<&'s Arc<str>>,
+    locals: Locals<'s>,
     before: &'s HashMap<EndpointKey, Arc<Endpoint>>,
     groups: BTreeMap<Arc<str>, Group>,
 }
@@ -113,13 +137,13 @@ impl<'s> SetBuilder<'s> {
     pub(super) fn new(
         index: usize,
         set: &'s SetConfig,
-        node: Option<&'s Arc<str>>,
+        locals: Locals<'s>,
         before: &'s HashMap<EndpointKey, Arc<Endpoint>>,
     ) -> Self {
-        Self { index, set, node, before, groups: BTreeMap::new() }
+        Self { index, set, locals, before, groups: BTreeMap::new() }
     }
 
-    pub(super) fn add(&mut self, entry: &Entry, owners: &Owners<'_>) {
+    pub(super) fn add(&mut self, entry: &'s Entry, owners: &Owners<'_>) {
         let Some(member) = entry.members.get(self.index).and_then(Option::as_ref) else { return };
         let role = self.set.roles.iter().position(|role| *role == member.role);
         let endpoints: Vec<_> = role
@@ -137,6 +161,7 @@ impl<'s> SetBuilder<'s> {
         if let Some(of_role) = role.and_then(|role| group.endpoints.get_mut(role)) {
             of_role.extend(endpoints);
         }
+        group.sources.extend(self.locals.of(&entry.pod).map(|cgroup| (entry.pod.key.clone(), cgroup)));
         if owners.owns_addresses(entry) {
             group.members.push(Arc::clone(&entry.pod));
         }
@@ -163,8 +188,8 @@ impl<'s> SetBuilder<'s> {
             let tenancy = slots.hold(&name, epochs);
             let Tenancy { slot, epoch } = tenancy.unwrap_or(Tenancy { slot: 0, epoch: 0 });
             group.members.sort_by(|a, b| a.key.cmp(&b.key));
-            let cgroups = group.members.iter().filter_map(|pod| pod.cgroup);
-            built.sources.extend(cgroups.map(|cgroup| SourceView { cgroup, set: self.index, slot, epoch }));
+            let source = |(pod, cgroup)| SourceView { cgroup, pod, set: self.index, slot, epoch };
+            built.sources.extend(group.sources.into_iter().map(source));
             if tenancy.is_none() {
                 let members = group.members;
                 built.left_out.push(RevisionView { name, slot, epoch, endpoints: Vec::new(), members });
@@ -205,7 +230,7 @@ impl<'s> SetBuilder<'s> {
         address: SocketAddr,
     ) -> (EndpointKey, Arc<Endpoint>) {
         let key = (Arc::clone(&entry.pod.key.uid), self.index, address);
-        let local = self.node.is_some() && entry.pod.node.as_ref() == self.node;
+        let local = self.locals.node.is_some() && entry.pod.node.as_ref() == self.locals.node;
         let before = self.before.get(&key);
         if let Some(same) = before.filter(|e| {
             Arc::ptr_eq(&e.pod, &entry.pod)

@@ -8,13 +8,13 @@ use std::{collections::HashMap, mem, net::SocketAddr, sync::Arc};
 
 use super::{
     Endpoint, SetView, Snapshot, SourceView,
-    build::{Owners, SetBuilder},
+    build::{Locals, Owners, SetBuilder},
     slots::{Epochs, Slots, set_hash},
     vips,
 };
 use crate::{
     cluster::{
-        Change, ObjectName, Pod, PodKey, Service,
+        Change, ObjectName, Pod, PodCgroups, PodKey, Service,
         member::{Member, member},
     },
     config::Config,
@@ -59,14 +59,29 @@ pub(super) struct Entry {
 
 impl Entry {
     /// Notes the warnings that were not noted before.
-    fn warn(&mut self, notes: &mut Vec<Note>) {
-        for warning in self.members.iter().flatten().filter_map(|m| m.warning.as_ref()) {
-            if !self.said.contains(warning) {
+    fn warn(&mut self, locals: Locals<'_>, notes: &mut Vec<Note>) {
+        let members = self.members.iter().flatten();
+        let own_kernel = self.pod.own_kernel().filter(|_| self.is_member() && locals.may_have(&self.pod));
+        for warning in members.filter_map(|m| m.warning.clone()).chain(own_kernel.map(unfenceable)) {
+            if !self.said.contains(&warning) {
                 self.said.push(warning.clone());
-                notes.push(Note::Pod { pod: self.pod.key.clone(), warning: warning.clone() });
+                notes.push(Note::Pod { pod: self.pod.key.clone(), warning });
             }
         }
     }
+
+    /// Of any set.
+    fn is_member(&self) -> bool {
+        self.members.iter().any(Option::is_some)
+    }
+}
+
+/// What is said of a Pod whose connects the hooks never see.
+fn unfenceable(class: &str) -> String {
+    format!(
+        "runtimeClassName {class} has a kernel or network stack of its own: connects of this Pod are neither steered \
+         nor fenced"
+    )
 }
 
 /// An endpoint's identity across snapshots: its Pod's UID, its set, its address.
@@ -83,6 +98,7 @@ pub struct State {
     pools: HashMap<ObjectName, Vec<u16>>,
     /// By namespace and name, of which the API has one Pod at a time; the UID is in the Pod.
     pods: HashMap<(Arc<str>, Arc<str>), Entry>,
+    cgroups: PodCgroups,
     /// By the hash of the set.
     slots: HashMap<u64, Slots>,
     epochs: Epochs,
@@ -110,6 +126,7 @@ impl State {
             services: HashMap::new(),
             pools: HashMap::new(),
             pods: HashMap::new(),
+            cgroups: PodCgroups::new(),
             slots,
             epochs,
             endpoints: HashMap::new(),
@@ -146,9 +163,10 @@ impl State {
     fn reconsider(&mut self) {
         self.fill_ports();
         self.dirty = true;
+        let locals = Locals { node: self.config.agent.node.as_ref(), cgroups: &self.cgroups };
         for entry in self.pods.values_mut() {
             entry.members = self.config.sets.iter().map(|set| member(&entry.pod, set)).collect();
-            entry.warn(&mut self.notes);
+            entry.warn(locals, &mut self.notes);
         }
     }
 
@@ -192,6 +210,13 @@ impl State {
                     self.reconsider();
                 }
             }
+            Change::Cgroups(cgroups) => {
+                // Most are of Pods that are no members: they are no news.
+                let differs = |uid: &str| self.cgroups.get(uid) != cgroups.get(uid);
+                let mut members = self.pods.values().filter(|entry| entry.is_member());
+                self.dirty |= members.any(|entry| differs(entry.pod.cgroup_uid()));
+                self.cgroups = cgroups;
+            }
         }
     }
 
@@ -212,11 +237,12 @@ impl State {
         self.dirty = false;
         let config = Arc::clone(&self.config);
         let owners = Owners::of(self.pods.values());
+        let locals = Locals { node: config.agent.node.as_ref(), cgroups: &self.cgroups };
         let mut sets = Vec::with_capacity(config.sets.len());
         let mut sources = Vec::new();
         let mut endpoints = HashMap::with_capacity(self.endpoints.len());
         for (index, set) in config.sets.iter().enumerate() {
-            let mut builder = SetBuilder::new(index, set, config.agent.node.as_ref(), &self.endpoints);
+            let mut builder = SetBuilder::new(index, set, locals, &self.endpoints);
             for entry in self.pods.values() {
                 builder.add(entry, &owners);
             }
@@ -268,7 +294,8 @@ impl State {
         };
         let said = before.map(|entry| entry.said).unwrap_or_default();
         let mut entry = Entry { pod, since, members, said };
-        entry.warn(&mut self.notes);
+        let locals = Locals { node: self.config.agent.node.as_ref(), cgroups: &self.cgroups };
+        entry.warn(locals, &mut self.notes);
         self.pods.insert(name_of(&entry.pod.key), entry);
     }
 }

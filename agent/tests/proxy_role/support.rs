@@ -170,6 +170,8 @@ pub(crate) fn endpoint_of(revision: &str, address: SocketAddr, uid: &str, local:
         created: 0,
         ports: Vec::new(),
         cgroup: None,
+        static_uid: None,
+        runtime_class: None,
     };
     Arc::new(Endpoint {
         address,

@@ -6,9 +6,9 @@ use socket2::{Domain, Socket, Type};
 
 use super::{Precondition, api, many};
 use crate::{
-    cluster::{file, member::member},
+    cluster::{cgroups::CgroupWatch, file, member::member},
     config::{Config, KernelConfig, KernelMode, SourceConfig, TlsConfig},
-    kernel::preflight,
+    kernel::{cgroup, preflight},
     proxy::tls,
 };
 
@@ -23,7 +23,32 @@ pub(super) fn preconditions(config: &Config) -> Vec<Precondition> {
         }
     }
     found.extend(kernel(&config.agent.kernel));
+    if config.agent.kernel.mode != KernelMode::Off {
+        found.extend(local_pods());
+    }
     found
+}
+
+/// Pods whose connects are known as theirs, of any set; `None` without a cgroup2 root, which is told already.
+fn local_pods() -> Option<Precondition> {
+    let name = "Pods' cgroups";
+    let watch = match CgroupWatch::new(cgroup::find(None).ok()?) {
+        Ok(watch) => watch,
+        Err(error) => {
+            return Some(Precondition::warn(
+                name,
+                error.to_string(),
+                "let the agent read the directories there",
+            ));
+        }
+    };
+    let pods = many(watch.found().len(), "Pod");
+    Some(if watch.is_blind() {
+        let fix = "raise fs.inotify.max_user_watches and fs.inotify.max_user_instances";
+        Precondition::warn(name, format!("{pods}; new ones without events, so a second late"), fix)
+    } else {
+        Precondition::pass(name, pods)
+    })
 }
 
 /// What the kernel programs need. With `auto` the agent runs without them, so what is missing is a warning.

@@ -5,6 +5,7 @@ use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
 use tracing::{info, warn};
 
 use crate::{
+    cluster::cgroups::CgroupWatch,
     config::{FenceMode, KernelConfig},
     kernel::{self, Kernel, KernelError, Pinner, Publish, cgroup},
     observe::{
@@ -87,6 +88,19 @@ impl Side {
         }
     }
 
+    /// Follows the cgroups of this machine's Pods, for whom a Pod's own connects are its own.
+    pub(super) fn cgroups(&self) -> Option<CgroupWatch> {
+        let Self::Kernel { .. } = self else { return None };
+        // Levels count from the real root, wherever the programs are attached.
+        let found = cgroup::find(None).map_err(|error| error.to_string());
+        let watch = found.and_then(|root| CgroupWatch::new(root).map_err(|error| error.to_string()));
+        watch
+            .inspect_err(
+                |why| warn!(%why, "no cgroups of Pods are known: their connects are steered by weight"),
+            )
+            .ok()
+    }
+
     pub(super) fn reader(&self) -> Box<dyn KernelReader> {
         match self {
             Self::Kernel { kernel, fence, .. } => Box::new(Reader { reader: kernel.reader(), fence }),
@@ -95,8 +109,7 @@ impl Side {
     }
 }
 
-/// A writer whose first tables must also be seen to act on this process (K9): where they do not, its pinned dials would
-/// reach nobody. The owner tries again, as after any failed write.
+/// A writer whose first tables must also be seen to act (K9): where they do not, pinned dials would reach nobody. The owner tries again, as after any failed write.
 struct Proving {
     writer: Box<dyn Publish>,
     kernel: Arc<Kernel>,
@@ -107,7 +120,8 @@ impl Publish for Proving {
     fn publish(&mut self, snapshot: &Snapshot) -> Result<(), KernelError> {
         self.writer.publish(snapshot)?;
         if !self.done {
-            self.kernel.probe()?;
+            let proof = self.kernel.probe()?;
+            info!(%proof, "the kernel programs act");
             self.done = true;
         }
         Ok(())

@@ -7,7 +7,9 @@ use crate::{
         output::Styles,
         table::{self, Cell},
     },
-    observe::report::{Enforcement, ReloadResult, Report, RevisionReport, RoleReport, SetReport},
+    observe::report::{
+        Enforcement, NotFenceable, ReloadResult, Report, RevisionReport, RoleReport, SetReport,
+    },
 };
 
 /// A report as a page of text; `wide` shows everything.
@@ -151,6 +153,9 @@ fn outcomes(out: &mut String, report: &Report, styles: &Styles) {
     out.push_str(&table::render(columns, rows));
 }
 
+/// Most Pods that are named in a line.
+const MOST_NAMED: usize = 5;
+
 /// Everything that somebody should look at.
 fn troubles(report: &Report) -> Vec<String> {
     let kernel = &report.kernel;
@@ -166,6 +171,18 @@ fn troubles(report: &Report) -> Vec<String> {
             kernel.generation, report.generation
         )),
         Enforcement::Ebpf => {}
+    }
+    troubles.extend(report.local_pods.not_fenceable.iter().map(|NotFenceable { pod, runtime_class }| {
+        format!("Pod {pod} ({runtime_class}) cannot be fenced: its connects pass by this kernel's hooks")
+    }));
+    let unknown = &report.local_pods.unknown;
+    if !unknown.is_empty() {
+        let named = unknown.get(..MOST_NAMED).unwrap_or(unknown).join(", ");
+        let more = if unknown.len() > MOST_NAMED { ", .." } else { "" };
+        troubles.push(format!(
+            "{} Ready on this node without a cgroup that is known, steered and fenced like strangers: {named}{more}",
+            unknown.len()
+        ));
     }
     troubles.extend(kernel.error.iter().map(|error| format!("kernel: {error}")));
     troubles.extend(report.source.last_error.iter().map(|error| {
@@ -266,6 +283,9 @@ denied_fence         2
         report.waiting = vec!["waiting for: first Pod list".to_owned()];
         report.ready = false;
         report.source.last_error = Some("pods.yaml:3:1: no name".to_owned());
+        let (pod, runtime_class) = ("llm/decode-3".to_owned(), "kata-qemu".to_owned());
+        report.local_pods.not_fenceable = vec![NotFenceable { pod, runtime_class }];
+        report.local_pods.unknown = (0..9).map(|n| format!("llm/decode-{n}")).collect();
         report.config.last_reload = ReloadResult::Failed;
         report.config.error = Some("config.yaml:1:1: unknown field".to_owned());
         let text = render(&report, false, &Styles::default());
@@ -275,6 +295,9 @@ denied_fence         2
             troubles,
             "! not ready, waiting for: first Pod list\n\
              ! only the HTTP layer keeps revisions apart: CAP_BPF is missing\n\
+             ! Pod llm/decode-3 (kata-qemu) cannot be fenced: its connects pass by this kernel's hooks\n\
+             ! 9 Ready on this node without a cgroup that is known, steered and fenced like strangers: \
+             llm/decode-0, llm/decode-1, llm/decode-2, llm/decode-3, llm/decode-4, ..\n\
              ! source /etc/revgate/pods.yaml: pods.yaml:3:1: no name; the last good state stays in force\n\
              ! the changed configuration was refused, the one before is in force:\n  config.yaml:1:1: unknown field\n"
         );

@@ -46,6 +46,8 @@ fn pod(role: &str) -> Pod {
         created: 0,
         ports: Vec::new(),
         cgroup: None,
+        static_uid: None,
+        runtime_class: None,
     }
 }
 

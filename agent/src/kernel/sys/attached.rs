@@ -13,8 +13,10 @@ use super::{Command, address_mut, bpf, bpf_fd, object_info, raw, size};
 const CGROUP: u32 = 3;
 /// `BPF_F_ALLOW_MULTI`.
 const ALLOW_MULTI: u32 = 1 << 1;
-/// `BPF_CGROUP_MAX_PROGS`: more are never on one hook of one cgroup.
-const MOST: usize = 64;
+/// `BPF_F_QUERY_EFFECTIVE`.
+const QUERY_EFFECTIVE: u32 = 1;
+/// More than run anywhere: on one hook of one cgroup there are at most 64 (`BPF_CGROUP_MAX_PROGS`).
+const MOST: usize = 1024;
 
 /// `struct bpf_link_info` of a link to a cgroup.
 #[repr(C)]
@@ -79,6 +81,17 @@ pub(in super::super) struct Attached {
 
 /// What is attached to a hook of a cgroup itself; not to those above, which run too.
 pub(in super::super) fn attached(cgroup: BorrowedFd<'_>, attach_type: u32) -> io::Result<Attached> {
+    let (programs, flags) = query(cgroup, attach_type, 0)?;
+    Ok(Attached { alone: !programs.is_empty() && flags & ALLOW_MULTI == 0, programs })
+}
+
+/// The ids of all programs that run on a hook in a cgroup, those of the cgroups above it too.
+pub(in super::super) fn effective(cgroup: BorrowedFd<'_>, attach_type: u32) -> io::Result<Vec<u32>> {
+    query(cgroup, attach_type, QUERY_EFFECTIVE).map(|(programs, _)| programs)
+}
+
+/// The ids of programs, in the order in which they run, and the flags with which they were attached.
+fn query(cgroup: BorrowedFd<'_>, attach_type: u32, flags: u32) -> io::Result<(Vec<u32>, u32)> {
     /// `query` of `union bpf_attr`.
     #[repr(C)]
     #[derive(Clone, Copy, Pod, Zeroable)]
@@ -95,6 +108,7 @@ pub(in super::super) fn attached(cgroup: BorrowedFd<'_>, attach_type: u32) -> io
     let mut attr = Query {
         target: raw(cgroup),
         attach_type,
+        flags,
         programs: address_mut(&mut programs),
         count: size(MOST)?,
         ..Query::zeroed()
@@ -104,6 +118,5 @@ pub(in super::super) fn attached(cgroup: BorrowedFd<'_>, attach_type: u32) -> io
     unsafe {
         bpf(Command::ProgQuery, &mut attr)?;
     }
-    let programs: Vec<u32> = programs.into_iter().take_while(|id| *id != 0).collect();
-    Ok(Attached { alone: !programs.is_empty() && attr.attach_flags & ALLOW_MULTI == 0, programs })
+    Ok((programs.into_iter().take_while(|id| *id != 0).collect(), attr.attach_flags))
 }

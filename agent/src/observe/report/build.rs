@@ -1,12 +1,17 @@
 //! A report out of a snapshot, a kernel reading and the facts beside them. Pure.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::{Arc, atomic::Ordering},
+};
 
 use super::{
-    EndpointReport, Enforcement, Inputs, KernelReport, MissingVipReport, OutcomeReport, Report,
-    RevisionReport, RoleReport, SetReport, SourceReport, VipReport, decimal_share, exact_share, mode_name,
+    EndpointReport, Enforcement, Inputs, KernelReport, LocalPodsReport, MissingVipReport, NotFenceable,
+    OutcomeReport, Report, RevisionReport, RoleReport, SetReport, SourceReport, VipReport, decimal_share,
+    exact_share, mode_name,
 };
 use crate::{
+    cluster::{Pod, PodKey},
     config::GatingMode,
     gating::RevisionShare,
     observe::KernelReading,
@@ -36,6 +41,7 @@ impl Report {
             missing_vips: snapshot.missing_vips.iter().map(|vip| missing_vip(vip, snapshot)).collect(),
             listeners: inputs.listeners.to_vec(),
             kernel: kernel_report(snapshot, kernel),
+            local_pods: local_pods(snapshot, inputs.node, kernel.active),
             source: inputs.source,
             config: inputs.config,
         }
@@ -158,11 +164,34 @@ pub fn open_connections(kernel: &KernelReading, set: usize, view: &RevisionView)
     kernel.active.then(|| of_tenant.map(|c| c.opened.saturating_sub(c.closed)).sum())
 }
 
+/// Each Pod once, though it may be of several sets. Without a node's name only what is known is told.
+fn local_pods(snapshot: &Snapshot, node: Option<&str>, programs: bool) -> LocalPodsReport {
+    let known: HashSet<&PodKey> = snapshot.sources.iter().map(|source| &source.pod).collect();
+    let (mut unknown, mut not_fenceable) = (BTreeSet::new(), BTreeSet::new());
+    let revisions = snapshot.sets.iter().flat_map(|set| set.revisions.iter().chain(&set.left_out));
+    let here = |pod: &&Arc<Pod>| node.is_some() && pod.node.as_deref() == node;
+    for pod in revisions.flat_map(|revision| &revision.members).filter(here) {
+        if let Some(class) = pod.own_kernel() {
+            not_fenceable.insert(NotFenceable { pod: name_of(&pod.key), runtime_class: class.to_owned() });
+        } else if programs && pod.is_ready() && !known.contains(&pod.key) {
+            unknown.insert(name_of(&pod.key));
+        }
+    }
+    LocalPodsReport {
+        known: known.len(),
+        unknown: unknown.into_iter().collect(),
+        not_fenceable: not_fenceable.into_iter().collect(),
+    }
+}
+
+fn name_of(pod: &PodKey) -> String {
+    format!("{}/{}", pod.namespace, pod.name)
+}
+
 fn endpoint_report(endpoint: &Arc<Endpoint>) -> EndpointReport {
-    let key = &endpoint.pod.key;
     EndpointReport {
         address: endpoint.address,
-        pod: format!("{}/{}", key.namespace, key.name),
+        pod: name_of(&endpoint.pod.key),
         local: endpoint.local,
         requests_in_flight: endpoint.vitals.outstanding.load(Ordering::Relaxed),
         failures: endpoint.vitals.failures.load(Ordering::Relaxed),
@@ -266,6 +295,35 @@ mod tests {
         assert_eq!(report.kernel.mode, Enforcement::UserSpace);
         assert_eq!(report.kernel.reason.as_deref(), Some("no CAP_BPF"));
         assert_eq!(report.sets[0].revisions[0].connections, None);
+    }
+
+    #[test]
+    fn the_members_of_this_node_are_known_or_told_by_name() {
+        let mut snapshot = testing::snapshot(7, vec![SetBuilder::rollout().build()]);
+        let members = &mut snapshot.sets[0].revisions[0].members;
+        let names: Vec<_> = members.iter().take(4).map(|pod| name_of(&pod.key)).collect();
+        for (at, (node, class)) in
+            [("node-a", None), ("node-a", None), ("node-a", Some("kata-qemu")), ("node-b", Some("kata-qemu"))]
+                .into_iter()
+                .enumerate()
+        {
+            let pod = Arc::make_mut(&mut members[at]);
+            (pod.node, pod.runtime_class) = (Some(node.into()), class.map(Into::into));
+        }
+        let pod = members[0].key.clone();
+        let cgroup = crate::cluster::Cgroup { id: 9, level: 3 };
+        snapshot.sources.push(crate::snapshot::SourceView { cgroup, pod, set: 0, slot: 0, epoch: 1 });
+        let expected = LocalPodsReport {
+            known: 1,
+            unknown: vec![names[1].clone()],
+            not_fenceable: vec![NotFenceable {
+                pod: names[2].clone(),
+                runtime_class: "kata-qemu".to_owned(),
+            }],
+        };
+        assert_eq!(testing::report(&snapshot, &reading(7)).local_pods, expected);
+        let without = testing::report(&snapshot, &KernelReading::user_space("off")).local_pods;
+        assert_eq!(without.unknown, [""; 0], "nobody asks for them");
     }
 
     #[test]

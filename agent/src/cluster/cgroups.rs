@@ -1,0 +1,251 @@
+//! The cgroups of this machine's Pods, followed as the kubelet makes and removes them (K10).
+//!
+//! Level-triggered: each look gives all of them, and what happened in between does not matter. inotify tells when to
+//! look: a directory that is made or removed in cgroup2 is seen through every mount of it, whoever did it. Each directory
+//! is watched before it is listed, so none is missed in between. A slow look of its own accord catches what no event
+//! tells.
+//!
+//! Directories inside a Pod's are neither listed nor watched: they are the Pod's, see [`identity`](super::identity).
+
+use std::{
+    fs, io,
+    os::{fd::OwnedFd, unix::fs::DirEntryExt as _},
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::inotify::{self, CreateFlags, WatchFlags},
+    io::Errno,
+};
+use tokio::{
+    sync::mpsc::{Sender, WeakSender},
+    time::Instant,
+};
+use tracing::warn;
+
+use super::{
+    Change,
+    identity::identify,
+    pod::{Cgroup, PodCgroups},
+};
+
+/// The time to the next look when nothing happens.
+const RESCAN: Duration = Duration::from_secs(30);
+/// The same where some directory cannot be watched.
+const UNWATCHED: Duration = Duration::from_secs(1);
+/// Events are answered once they have come for so long: a Pod's start is several.
+const SETTLE: Duration = Duration::from_millis(2);
+/// Of the time, one part in so many is spent looking, however much happens.
+const IDLE_PARTS: u32 = 10;
+/// What is said when events are missing.
+const NO_EVENTS: &str = "no events of cgroups, which are looked for instead; see sysctl fs.inotify";
+/// Deeper than any node puts its Pods, in a container or not.
+const DEEPEST: u32 = 32;
+
+/// Follows the cgroups below one root.
+#[derive(Debug)]
+pub struct CgroupWatch {
+    root: PathBuf,
+    /// `None` when the system gives none.
+    inotify: Option<OwnedFd>,
+    /// Some directory is not watched.
+    blind: bool,
+    found: PodCgroups,
+}
+
+impl CgroupWatch {
+    /// Looks for the first time. `root` is the root of cgroup2: levels are counted from it.
+    pub fn new(root: PathBuf) -> io::Result<Self> {
+        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK);
+        let inotify = inotify.inspect_err(|error| warn!(%error, every = ?UNWATCHED, "{NO_EVENTS}")).ok();
+        let blind = inotify.is_none();
+        let mut watch = Self { root, inotify, blind, found: PodCgroups::new() };
+        watch.found = watch.look()?;
+        Ok(watch)
+    }
+
+    /// What was found last.
+    #[must_use]
+    pub fn found(&self) -> &PodCgroups {
+        &self.found
+    }
+
+    /// Whether some cgroups come without an event, so that they are found later.
+    #[must_use]
+    pub fn is_blind(&self) -> bool {
+        self.blind
+    }
+
+    /// Sends what is found whenever it has changed, on a thread of its own, until nobody else sends changes: it keeps
+    /// no one waiting for its end.
+    pub fn follow(self, changes: &Sender<Change>) -> io::Result<()> {
+        let changes = changes.downgrade();
+        thread::Builder::new().name("cgroups".into()).spawn(move || self.run(&changes)).map(drop)
+    }
+
+    fn run(mut self, changes: &WeakSender<Change>) {
+        let mut failing = false;
+        loop {
+            self.wait();
+            let start = Instant::now();
+            let looked = self.look();
+            let took = start.elapsed();
+            let Some(changes) = changes.upgrade() else { return };
+            match looked {
+                Ok(found) if found == self.found => failing = false,
+                Ok(found) => {
+                    failing = false;
+                    self.found = found.clone();
+                    if changes.blocking_send(Change::Cgroups(found)).is_err() {
+                        return;
+                    }
+                }
+                Err(error) if !failing => {
+                    failing = true;
+                    warn!(root = %self.root.display(), %error, "the cgroups of Pods cannot be read; those known stay");
+                }
+                Err(_) => {}
+            }
+            drop(changes);
+            thread::sleep(took * IDLE_PARTS);
+        }
+    }
+
+    /// Waits for an event, or until it is time to look anyway.
+    fn wait(&self) {
+        let patience = if self.blind { UNWATCHED } else { RESCAN };
+        let Some(inotify) = &self.inotify else { return thread::sleep(patience) };
+        let timeout = Timespec { tv_sec: patience.as_secs().cast_signed(), tv_nsec: 0 };
+        // Where it cannot wait, it looks at once, and the pause after that is its limit.
+        let heard = poll(&mut [PollFd::new(inotify, PollFlags::IN)], Some(&timeout));
+        if heard.is_ok_and(|ready| ready > 0) {
+            thread::sleep(SETTLE);
+            // What happened does not matter: all of it is looked at after this.
+            let mut events = [0_u8; 4096];
+            while rustix::io::read(inotify, &mut events).is_ok_and(|read| read > 0) {}
+        }
+    }
+
+    /// Every Pod's cgroups as they are now.
+    fn look(&mut self) -> io::Result<PodCgroups> {
+        let mut found = PodCgroups::new();
+        let mut unwatched = None;
+        let mut waiting = vec![(PathBuf::new(), 1)];
+        while let Some((below, level)) = waiting.pop() {
+            let directory = self.root.join(&below);
+            if let Err(error) = self.watch(&directory) {
+                unwatched.get_or_insert((directory.clone(), error));
+            }
+            let entries = match fs::read_dir(&directory) {
+                Ok(entries) => entries,
+                Err(error) if level == 1 => return Err(error),
+                // It has gone since it was listed.
+                Err(_) => continue,
+            };
+            for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+                let path = below.join(entry.file_name());
+                if let Some(pod) = identify(&path) {
+                    let cgroup = Cgroup { id: entry.ino(), level };
+                    found.entry(pod.uid.as_ref().into()).or_default().insert(cgroup);
+                } else if level < DEEPEST {
+                    waiting.push((path, level + 1));
+                }
+            }
+        }
+        let blind = self.inotify.is_none() || unwatched.is_some();
+        if let (Some((directory, error)), false) = (unwatched, self.blind) {
+            warn!(directory = %directory.display(), %error, every = ?UNWATCHED, "{NO_EVENTS}");
+        }
+        self.blind = blind;
+        Ok(found)
+    }
+
+    /// Watches a directory. Again changes nothing; one that is gone needs no watch.
+    fn watch(&self, directory: &Path) -> Result<(), Errno> {
+        let Some(inotify) = &self.inotify else { return Ok(()) };
+        let wanted = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVE | WatchFlags::ONLYDIR;
+        match inotify::add_watch(inotify, directory, wanted) {
+            Err(error) if error != Errno::NOENT => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    const A: &str = "5ba3a4f8-9d3d-4c2b-8b2a-1f0c9e7d6a55";
+    const B: &str = "00000000-9d3d-4c2b-8b2a-1f0c9e7d6a55";
+
+    /// Waits for the next list. Any directories will do: the paths tell, not the file system.
+    fn next(changes: &mut mpsc::Receiver<Change>) -> Vec<(String, Vec<u32>)> {
+        match changes.blocking_recv().expect("a change") {
+            Change::Cgroups(found) => shown(&found),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn shown(found: &PodCgroups) -> Vec<(String, Vec<u32>)> {
+        let levels = |(uid, cgroups): (&std::sync::Arc<str>, &std::collections::BTreeSet<Cgroup>)| {
+            (uid.to_string(), cgroups.iter().map(|cgroup| cgroup.level).collect())
+        };
+        found.iter().map(levels).collect()
+    }
+
+    #[test]
+    fn what_is_there_what_comes_and_what_goes_is_told_each_time_as_a_whole() {
+        let root = TempDir::new().unwrap();
+        let make = |path: &str| fs::create_dir_all(root.path().join(path)).unwrap();
+        make(&format!("kubepods/besteffort/pod{A}/c1"));
+        make("system.slice/kubelet.service");
+        let watch = CgroupWatch::new(root.path().to_owned()).unwrap();
+        assert_eq!(shown(watch.found()), [(A.to_owned(), vec![3])]);
+        let (sender, mut changes) = mpsc::channel(8);
+        watch.follow(&sender).unwrap();
+        // In a directory that was not there, below one that was.
+        make(&format!("kubepods/burstable/pod{B}"));
+        assert_eq!(next(&mut changes), [(B.to_owned(), vec![3]), (A.to_owned(), vec![3])]);
+        fs::remove_dir_all(root.path().join("kubepods/besteffort")).unwrap();
+        assert_eq!(next(&mut changes), [(B.to_owned(), vec![3])]);
+        // A kubelet whose driver was changed has left the other's directories.
+        let unit = B.replace('-', "_");
+        make(&format!("kubepods.slice/kubepods-pod{unit}.slice"));
+        assert_eq!(next(&mut changes), [(B.to_owned(), vec![2, 3])]);
+    }
+
+    #[test]
+    fn a_cgroup_made_anew_under_the_same_name_is_another_one() {
+        let root = TempDir::new().unwrap();
+        let pod = root.path().join(format!("kubepods/pod{A}"));
+        fs::create_dir_all(&pod).unwrap();
+        let mut watch = CgroupWatch::new(root.path().to_owned()).unwrap();
+        let before = watch.found().clone();
+        // The old one is kept, so that its number is not given away again.
+        fs::rename(&pod, root.path().join("gone")).unwrap();
+        fs::create_dir(&pod).unwrap();
+        let after = watch.look().unwrap();
+        assert_eq!(shown(&before), shown(&after));
+        assert_ne!(before, after);
+    }
+
+    #[test]
+    fn it_ends_with_the_others_that_send() {
+        let root = TempDir::new().unwrap();
+        let (sender, mut changes) = mpsc::channel(1);
+        CgroupWatch::new(root.path().to_owned()).unwrap().follow(&sender).unwrap();
+        drop(sender);
+        assert!(changes.blocking_recv().is_none());
+    }
+
+    #[test]
+    fn without_a_root_there_is_an_error() {
+        assert!(CgroupWatch::new("/nonexistent".into()).is_err());
+    }
+}
