@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::tools::Tools;
+use super::{process::eventually, tools::Tools};
 
 /// Calls `kubectl` with one identity.
 #[derive(Clone, Debug)]
@@ -83,7 +83,8 @@ impl Kubectl {
     /// When it fails.
     #[must_use]
     pub fn read(&self, arguments: &[&str]) -> String {
-        self.attempt(arguments).unwrap_or_else(|error| panic!("kubectl {}: {error}", arguments.join(" ")))
+        let read = patiently(|| self.attempt(arguments));
+        read.unwrap_or_else(|error| panic!("kubectl {}: {error}", arguments.join(" ")))
     }
 
     /// `kubectl get ... -o json`.
@@ -115,9 +116,17 @@ impl Kubectl {
     pub fn apply(&self, manifests: &str) {
         // What begins with a brace would be read as strict JSON.
         let yaml = format!("---\n{manifests}");
-        let applied = self.attempt_with(&["apply", "--validate=strict", "-f", "-"], &yaml);
+        let applied = patiently(|| self.attempt_with(&["apply", "--validate=strict", "-f", "-"], &yaml));
         applied.unwrap_or_else(|error| panic!("kubectl apply: {error}\n{manifests}"));
     }
+}
+
+/// A server on a busy machine may be too late for a handshake; what was not sent is sent again.
+fn patiently(attempt: impl FnMut() -> Result<String, String>) -> Result<String, String> {
+    let reached = |outcome: &Result<String, String>| {
+        !outcome.as_ref().is_err_and(|error| error.contains("Unable to connect to the server"))
+    };
+    eventually("the API server can be reached", attempt, reached)
 }
 
 fn verdict(output: &Output) -> Result<String, String> {

@@ -325,7 +325,7 @@ version = 2
   SystemdCgroup = false
 [plugins."io.containerd.grpc.v1.cri".cni]
   bin_dir = "/usr/lib/cni"
-  conf_dir = "/etc/cni/net.d"
+  conf_dir = "/run/cni"
 "#;
 
 /// Whoever asks the kubelet is in the node's own network: the tests and the API server.

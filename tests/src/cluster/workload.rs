@@ -89,6 +89,8 @@ impl<'n> Workload<'n> {
                 // Longer than the engine takes to be Ready.
                 "--delay",
                 "2500",
+                "--pause",
+                "25",
             ]));
         }
         for container in &mut containers {
