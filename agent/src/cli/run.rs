@@ -1,7 +1,7 @@
 //! `revgate run`: the agent. This file wires the parts together in the order of the flow, and ends them.
 //!
 //! Threads: the main one runs the Pod source, the admin server, configuration reload and signals; the owner of the
-//! state has its own (a kernel swap blocks); the proxy has one per worker.
+//! state has its own (a kernel swap blocks); the proxy has one per worker; tracing, where it is on, has one.
 
 mod denied;
 mod kernel;
@@ -11,6 +11,8 @@ mod signals;
 mod source;
 
 use std::{
+    convert::Infallible,
+    io,
     net::SocketAddr,
     sync::Arc,
     thread,
@@ -24,7 +26,7 @@ use tokio::{
     task::JoinSet,
     time::MissedTickBehavior,
 };
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::{
     config_file::ConfigFile,
@@ -35,6 +37,7 @@ use crate::{
     cluster::Change,
     config::{Config, Serves},
     fatal::Indispensable,
+    kernel::Trace,
     observe::{
         Readiness, Scene,
         admin::{self, Admin},
@@ -97,7 +100,7 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     let readiness = Readiness::default();
     let (source, health) = source::Source::open(&config.agent).await.map_err(Failure::failed)?;
     let reload = Arc::new(ReloadHealth::new(file.path.display().to_string(), SystemTime::now()));
-    let kernel = kernel::Side::open(&config.agent.kernel).map_err(Failure::failed)?;
+    let mut kernel = kernel::Side::open(&config.agent.kernel).map_err(Failure::failed)?;
 
     let mut state = State::new(Arc::clone(&config), kernel.tenants(), kernel.last_generation());
     let published = Arc::new(ArcSwap::from_pointee(state.build()));
@@ -135,13 +138,7 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     scene.listeners.store(Arc::new(listeners(&config, &proxy)));
     info!(admin = %config.agent.admin, sets = config.sets.len(), "started");
 
-    let owner = thread::Builder::new()
-        .name("owner".into())
-        .spawn(|| {
-            let _indispensable = Indispensable("owner");
-            owner.run_blocking()
-        })
-        .map_err(Failure::failed)?;
+    let owner = start(owner)?;
     let mut tasks = JoinSet::new();
     let admin = Admin::new(Arc::clone(&scene), Arc::new(registry));
     tasks.spawn(async { match admin.serve(admin_socket).await {} });
@@ -155,6 +152,9 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     }
     let (latest, followed) = watch::channel(Arc::clone(&config));
     tasks.spawn(source.follow(followed, changes, health));
+    if let Some(trace) = kernel.trace() {
+        follow_trace(trace)?;
+    }
     let (offers, mut offered) = mpsc::channel(1);
     let current = Config::clone(&config);
     tasks.spawn(reload::follow(file.path.clone(), file.node.clone(), current, reload, offers));
@@ -200,6 +200,29 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
             std::process::exit(Exit::Done as i32)
         }
     }
+}
+
+/// Starts the one writer of state.
+fn start(owner: Owner) -> Result<thread::JoinHandle<io::Result<()>>, Failure> {
+    let run = || {
+        let _indispensable = Indispensable("owner");
+        owner.run_blocking()
+    };
+    thread::Builder::new().name("owner".into()).spawn(run).map_err(Failure::failed)
+}
+
+/// On a thread of its own: a Pod that connects without end fills the log, and keeps nothing else waiting.
+fn follow_trace(trace: Trace) -> Result<(), Failure> {
+    let follow = move || -> io::Result<Infallible> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+        match runtime.block_on(trace.follow())? {}
+    };
+    let run = move || {
+        let Err(error) = follow();
+        error!(%error, "what the kernel programs write is not read any more");
+    };
+    let _detached = thread::Builder::new().name("trace".into()).spawn(run).map_err(Failure::failed)?;
+    Ok(())
 }
 
 /// What the proxy listens on, with the names of what it serves there.

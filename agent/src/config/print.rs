@@ -246,6 +246,7 @@ struct Kernel<'c> {
     cgroup: Option<&'c Path>,
     bpffs: &'c Path,
     lease: String,
+    trace: bool,
 }
 
 #[derive(Serialize)]
@@ -389,6 +390,7 @@ fn kernel(kernel: &KernelConfig) -> Kernel<'_> {
         cgroup: kernel.cgroup.as_deref(),
         bpffs: &kernel.bpffs,
         lease: units::print_duration(kernel.lease),
+        trace: kernel.trace,
     }
 }
 
