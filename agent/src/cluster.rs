@@ -21,6 +21,8 @@ use std::sync::Arc;
 pub use pod::{Cgroup, Pod, PodCgroups, PodKey};
 pub use service::{ObjectName, Service, ServicePort};
 
+use crate::config::Config;
+
 /// What a source says to the owner of the state.
 #[derive(Clone, Debug)]
 pub enum Change {
@@ -36,4 +38,8 @@ pub enum Change {
     Pool(ObjectName, Option<Vec<u16>>),
     /// The cgroups of every Pod that has one on this machine.
     Cgroups(PodCgroups),
+    /// From now on this is the configuration. It comes from the source, which alone knows when the Pods are those of it.
+    Config(Arc<Config>),
+    /// All of these at one moment: nothing is published in between.
+    Together(Vec<Change>),
 }

@@ -10,7 +10,6 @@ use std::{
 use arc_swap::ArcSwap;
 use revgate::{
     cluster::{Change, Pod, PodKey},
-    config::Config,
     kernel::{KernelError, Publish},
     snapshot::{
         Snapshot,
@@ -105,7 +104,6 @@ struct Case {
     diary: Diary,
     published: Published,
     changes: mpsc::Sender<Change>,
-    configs: mpsc::Sender<Arc<Config>>,
     tasks: JoinSet<()>,
 }
 
@@ -115,7 +113,6 @@ fn start(refuse: u32) -> Case {
     let published: Published = Arc::new(ArcSwap::from_pointee(state.build()));
     let diary = Diary::default();
     let (changes, queue) = mpsc::channel(10_000);
-    let (configs, new_configs) = mpsc::channel(1);
     let owner = Owner {
         state,
         published: Arc::clone(&published),
@@ -126,11 +123,10 @@ fn start(refuse: u32) -> Case {
         })),
         observer: Box::new(Listener(diary.clone())),
         changes: queue,
-        configs: new_configs,
     };
     let mut tasks = JoinSet::new();
     tasks.spawn(owner.run());
-    Case { diary, published, changes, configs, tasks }
+    Case { diary, published, changes, tasks }
 }
 
 fn pod(name: &str, last: u8) -> Arc<Pod> {
@@ -162,7 +158,7 @@ async fn ends_though_the_kernel_refuses_for_ever() {
     case.changes.send(Change::Replace(vec![pod("p", 1)])).await.unwrap();
     pass(COALESCE).await;
     assert_eq!(case.diary.take(), ["refuse p", "readers p"]);
-    drop((case.changes, case.configs));
+    drop(case.changes);
     ended(case.tasks).await;
 }
 
@@ -234,7 +230,7 @@ async fn a_new_configuration_is_published_without_a_change_of_pods() {
     case.diary.take();
     let other = CONFIG.replace("app=llm", "app=other");
     let config = revgate::config::parse("test.yaml".as_ref(), other.as_bytes(), None).unwrap().config;
-    case.configs.send(Arc::new(config)).await.unwrap();
+    case.changes.send(Change::Config(Arc::new(config))).await.unwrap();
     pass(COALESCE).await;
     assert_eq!(case.diary.take(), ["kernel ", "readers "]);
 }
@@ -243,7 +239,7 @@ async fn a_new_configuration_is_published_without_a_change_of_pods() {
 async fn ends_when_its_inputs_do_and_publishes_what_came_last() {
     let case = start(0);
     case.changes.send(Change::Replace(vec![pod("p", 1)])).await.unwrap();
-    drop((case.changes, case.configs));
+    drop(case.changes);
     ended(case.tasks).await;
     assert_eq!(case.diary.take(), ["kernel p", "readers p"]);
 }

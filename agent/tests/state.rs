@@ -326,7 +326,7 @@ fn pods_on_their_nodes_network_own_their_port_only() {
     };
     let mut two_ports = set("set", &[]);
     two_ports.ports = vec![vec![PortRef::Number(8000), PortRef::Number(8001)]; 2];
-    state.configure(config(vec![two_ports]));
+    state.apply(Change::Config(config(vec![two_ports])));
     replace(&mut state, &[on_host("x", "a", "8000"), on_host("y", "b", "8001")]);
     let snapshot = state.build();
     let addresses: Vec<String> = snapshot.sets[0]
@@ -345,7 +345,7 @@ fn a_new_configuration_changes_what_pods_are() {
     state.build();
     let mut other = set("set", &[]);
     other.namespaces = vec!["elsewhere".into()];
-    state.configure(config(vec![other]));
+    state.apply(Change::Config(config(vec![other])));
     assert!(state.has_news());
     assert_eq!(show(&state.build()), "");
 }

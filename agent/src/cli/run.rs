@@ -105,14 +105,12 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     let mut state = State::new(Arc::clone(&config), kernel.tenants(), kernel.last_generation());
     let published = Arc::new(ArcSwap::from_pointee(state.build()));
     let (changes, queue) = mpsc::channel(QUEUE);
-    let (configs, new_configs) = mpsc::channel(1);
     let owner = Owner {
         state,
         published: Arc::clone(&published),
         kernel: kernel.writer().map_err(Failure::failed)?,
         observer: Box::new(Teller::new(&readiness, kernel.has_programs())),
         changes: queue,
-        configs: new_configs,
     };
 
     let scene = Arc::new(Scene {
@@ -151,7 +149,10 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
         cgroups.follow(&changes).map_err(Failure::failed)?;
     }
     let (latest, followed) = watch::channel(Arc::clone(&config));
-    tasks.spawn(source.follow(followed, changes, health));
+    tasks.spawn(async move {
+        let _indispensable = Indispensable("Pod source");
+        source.follow(followed, changes, health).await;
+    });
     if let Some(trace) = kernel.trace() {
         follow_trace(trace)?;
     }
@@ -171,8 +172,8 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
                 if taken.is_ok() {
                     shutdown = config.agent.shutdown.clone();
                     scene.listeners.store(Arc::new(listeners(&config, &proxy)));
-                    // The owner lives as long as this sender does.
-                    let _ = configs.send(Arc::clone(&config)).await;
+                    // The owner gets it from the source, when that knows what belongs to it. Listeners find their
+                    // sets by name in whatever snapshot there is.
                     latest.send_replace(config);
                 }
                 // Nobody waits for it when the agent ends.
@@ -186,8 +187,7 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
         whole = proxy.drain(&shutdown) => info!(cut_streams = !whole, "drained"),
         signal = signals.next() => warn!(signal, "ended at once; open streams were cut"),
     }
-    // Without inputs the owner ends; what it published stays in the kernel.
-    drop(configs);
+    // Without the source the owner ends; what it published stays in the kernel.
     tasks.shutdown().await;
     tokio::select! {
         ended = tokio::task::spawn_blocking(|| owner.join()) => match ended {

@@ -47,6 +47,9 @@ const QUEUE: usize = 1024;
 /// Longest time to connect to the server.
 const CONNECT: Duration = Duration::from_secs(10);
 
+/// Bookmarks come every minute: no watch that works is silent for longer than this.
+const LEAST_SILENCE: Duration = Duration::from_secs(75);
+
 /// How the watches are doing; for logs and metrics.
 #[derive(Debug)]
 pub enum Reading<'r> {
@@ -76,6 +79,10 @@ pub enum Reading<'r> {
     },
     /// Everything has been listed once.
     Synced,
+    /// A new configuration waits until each of its watches has listed; until then the one before stays in force.
+    Waiting,
+    /// The new configuration was handed over.
+    Adopted,
 }
 
 /// There are no credentials for the API.
@@ -111,10 +118,17 @@ impl KubernetesSource {
         access.default_retry = false;
         let server = access.cluster_url.to_string();
         let client = Client::try_from(access).map_err(|error| failed(&error))?;
-        // Bookmarks come every minute. One that is missing is waited for a little, then the watch begins anew; the
-        // second silence ends in a list, and that is before the view counts as stale.
-        let silence = config.stale_after.mul_f64(5.0 / 12.0);
+        // A bookmark that is missing is waited for a little, then the watch begins anew; the second silence ends in a
+        // list, and by default that is before the view counts as stale.
+        let silence = config.stale_after.mul_f64(5.0 / 12.0).max(LEAST_SILENCE);
         Ok(Self { client, server, silence })
+    }
+
+    /// Gives a watch up after another time without an event or a bookmark: for servers whose bookmarks come at others.
+    #[must_use]
+    pub const fn with_silence(mut self, silence: Duration) -> Self {
+        self.silence = silence;
+        self
     }
 
     /// The URL of the server.
@@ -135,20 +149,27 @@ impl KubernetesSource {
         let mut watches =
             Watches { source: self, queue, tasks: JoinSet::new(), running: BTreeMap::new(), next: 0 };
         let mut union = Union::default();
-        let targets = target::plan(&configs.borrow_and_update());
-        watches.follow(&targets);
-        hook(Reading::Watching(&targets));
-        let mut news = union.plan(&targets);
-        let mut synced = false;
+        let mut news = union.plan(Arc::clone(&configs.borrow_and_update()));
+        let (mut moved, mut synced) = (true, false);
         loop {
+            if std::mem::take(&mut moved) {
+                let targets: Vec<Target> = union.targets().cloned().collect();
+                if watches.follow(&targets) {
+                    hook(Reading::Watching(&targets));
+                }
+            }
             for change in news.drain(..) {
+                let whole = matches!(change, Change::Together(_));
                 if changes.send(change).await.is_err() {
                     return;
                 }
-            }
-            if !synced && union.is_synced() {
-                synced = true;
-                hook(Reading::Synced);
+                if whole {
+                    hook(if std::mem::replace(&mut synced, true) {
+                        Reading::Adopted
+                    } else {
+                        Reading::Synced
+                    });
+                }
             }
             tokio::select! {
                 Some((id, message)) = messages.recv() => {
@@ -156,14 +177,16 @@ impl KubernetesSource {
                     let Some(target) = watches.target(id) else { continue };
                     let target = target.clone();
                     if let Some(said) = tell(&target, message, &mut hook) {
+                        let waited = union.is_waiting();
                         news = union.hear(&target, said);
+                        moved = waited && !union.is_waiting();
                     }
                 }
                 Ok(()) = configs.changed() => {
-                    let targets = target::plan(&configs.borrow_and_update());
-                    if watches.follow(&targets) {
-                        hook(Reading::Watching(&targets));
-                        news = union.plan(&targets);
+                    news = union.plan(Arc::clone(&configs.borrow_and_update()));
+                    moved = true;
+                    if union.is_waiting() {
+                        hook(Reading::Waiting);
                     }
                 }
                 () = changes.closed() => return,

@@ -16,7 +16,6 @@ use super::{
 };
 use crate::{
     cluster::Change,
-    config::Config,
     kernel::{KernelError, Publish},
 };
 
@@ -50,10 +49,8 @@ pub struct Owner {
     pub kernel: Option<Box<dyn Publish>>,
     /// Who hears of it.
     pub observer: Box<dyn Observer>,
-    /// Pods.
+    /// Pods, and the configurations that they are to be seen by.
     pub changes: mpsc::Receiver<Change>,
-    /// Configurations.
-    pub configs: mpsc::Receiver<Arc<Config>>,
 }
 
 impl Owner {
@@ -64,15 +61,14 @@ impl Owner {
         Ok(())
     }
 
-    /// Runs until both inputs are closed.
+    /// Runs until its input is closed.
     pub async fn run(mut self) {
         let mut not_before = Instant::now();
         let mut kernel_behind = false;
         // Never due without a kernel.
         let renew_every = self.kernel.as_ref().map_or(KERNEL_RETRY, |kernel| kernel.renew_every());
         let mut renew_at = Instant::now() + renew_every;
-        let (mut configs_open, mut changes_open) = (true, true);
-        while configs_open || changes_open {
+        loop {
             let due = self.state.has_news() || kernel_behind;
             tokio::select! {
                 biased;
@@ -86,20 +82,14 @@ impl Owner {
                     self.renew();
                     renew_at = Instant::now() + renew_every;
                 }
-                config = self.configs.recv(), if configs_open => match config {
-                    Some(config) => self.state.configure(config),
-                    None => configs_open = false,
-                },
-                change = self.changes.recv(), if changes_open => match change {
-                    Some(change) => {
-                        self.take(change);
-                        if kernel_behind && self.state.has_news() {
-                            // News does not wait for the retry of an older failure.
-                            not_before = not_before.min(Instant::now() + COALESCE);
-                        }
+                change = self.changes.recv() => {
+                    let Some(change) = change else { break };
+                    self.take(change);
+                    if kernel_behind && self.state.has_news() {
+                        // News does not wait for the retry of an older failure.
+                        not_before = not_before.min(Instant::now() + COALESCE);
                     }
-                    None => changes_open = false,
-                },
+                }
             }
         }
         // The last news, once: nobody is left to wait for a kernel that refuses it.

@@ -141,12 +141,6 @@ impl State {
         state
     }
 
-    /// Takes a new configuration; what every Pod is to the sets is worked out anew.
-    pub fn configure(&mut self, config: Arc<Config>) {
-        self.given = config;
-        self.reconsider();
-    }
-
     /// The configuration with the ports that the pools say.
     fn fill_ports(&mut self) {
         self.config = Arc::clone(&self.given);
@@ -217,6 +211,11 @@ impl State {
                 self.dirty |= members.any(|entry| differs(entry.pod.cgroup_uid()));
                 self.cgroups = cgroups;
             }
+            Change::Config(config) => {
+                self.given = config;
+                self.reconsider();
+            }
+            Change::Together(changes) => changes.into_iter().for_each(|change| self.apply(change)),
         }
     }
 

@@ -216,13 +216,31 @@ async fn a_reload_moves_the_watches_and_keeps_what_it_has_until_the_new_ones_hav
     let (server, rig) = one_pair().await;
     server.put("pods", pod("new", "p-0", "b", "prefill", "10.1.0.1"));
     server.fault(|faults| faults.list_delay = std::time::Duration::from_millis(300));
-    rig.reconfigure(configuration(&SET, "sets: [{namespaces: [llm, new]}]")).await;
+    rig.reconfigure(configuration(&SET, "sets: [{namespaces: [llm, new]}]"));
     rig.until_counts(0, &[("a", 1, 1), ("b", 1, 0)]).await;
-    rig.reconfigure(configuration(&SET, "sets: [{namespaces: [new]}]")).await;
+    rig.reconfigure(configuration(&SET, "sets: [{namespaces: [new]}]"));
     rig.until_counts(0, &[("b", 1, 0)]).await;
-    rig.reconfigure(configuration(&SET, "")).await;
+    rig.reconfigure(configuration(&SET, ""));
     rig.until_counts(0, &[("a", 1, 1), ("b", 1, 0)]).await;
     server.delete("pods", "llm", "d-0");
     rig.until_counts(0, &[("a", 1, 0), ("b", 1, 0)]).await;
     assert_eq!(server.asked(&["/api/v1/pods?", "watch=true"]), 1);
+    // Each state in one step, and none of them without the Pods that belong to it.
+    let states = ["a 1 1", "a 1 1, b 1 0", "b 1 0", "a 1 1, b 1 0", "a 1 0, b 1 0"];
+    assert_eq!(rig.diary.states(), states);
+}
+
+#[tokio::test]
+async fn a_reload_that_may_not_list_changes_nothing_and_the_old_watches_go_on() {
+    let (server, mut rig) = one_pair().await;
+    server.fault(|faults| faults.forbidden.extend([("list", "pods")]));
+    rig.reconfigure(configuration(&SET, "sets: [{namespaces: [new]}]"));
+    rig.until_said(&["Waiting"]).await;
+    rig.until_said(&["may not list pods in namespace new"]).await;
+    server.put("pods", pod("llm", "d-1", "a", "decode", "10.0.0.3"));
+    rig.until_counts(0, &[("a", 1, 2)]).await;
+    server.put("pods", pod("new", "p-0", "b", "prefill", "10.1.0.1"));
+    server.fault(|faults| faults.forbidden.clear());
+    rig.until_said(&["Adopted"]).await;
+    rig.until_counts(0, &[("b", 1, 0)]).await;
 }

@@ -98,9 +98,9 @@ async fn a_service_of_the_next_configuration_is_followed_and_the_one_before_is_n
     let rig = Rig::start(&server, configuration(&SET, "sets: [{namespaces: [llm]}]")).await;
     rig.until_decode(&["10.0.0.2:8000"]).await;
     assert_eq!(server.asked(&["services"]), 0, "no right is used that is not needed");
-    rig.reconfigure(configuration(&SET, VIP)).await;
+    rig.reconfigure(configuration(&SET, VIP));
     rig.until_vips(&["10.96.0.1:80"]).await;
-    rig.reconfigure(configuration(&SET, "sets: [{namespaces: [llm]}]")).await;
+    rig.reconfigure(configuration(&SET, "sets: [{namespaces: [llm]}]"));
     rig.until_vips(&[]).await;
 }
 
@@ -139,4 +139,16 @@ async fn c6_without_any_pool_the_default_port_it_is() {
     let rig = Rig::start(&server, configuration(&SET, POOL)).await;
     rig.until_decode(&["10.0.0.2:8000"]).await;
     assert_eq!(endpoints(&rig.published.load(), "a", 0), ["10.0.0.1:9000"]);
+}
+
+#[tokio::test]
+async fn c6_a_pool_whose_resource_is_removed_while_the_watch_is_cut_is_no_more() {
+    let server = with_pods().await;
+    server.fault(|faults| faults.absent.extend([OLD]));
+    server.put("inferencepools", pool(&json!({"targetPorts": [{"number": 8200}]})));
+    let rig = Rig::start(&server, configuration(&SET, POOL)).await;
+    rig.until_decode(&["10.0.0.2:8200"]).await;
+    server.fault(|faults| faults.absent.extend([NEW]));
+    server.cut(false);
+    rig.until_decode(&["10.0.0.2:8000"]).await;
 }

@@ -1,7 +1,7 @@
 //! The source and the owner of the state, in this process, against a server for tests.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -81,11 +81,24 @@ pub(crate) fn unready(pod: Value) -> Value {
     with(pod, "/status/conditions", json!([{"type": "Ready", "status": "False"}]))
 }
 
-/// Hears nothing: the tests look at what is published.
-struct Deaf;
+/// The counts of set 0 in every snapshot that was published, without repetitions.
+#[derive(Clone, Default)]
+pub(crate) struct Diary(Arc<Mutex<Vec<String>>>);
 
-impl Observer for Deaf {
-    fn published(&mut self, _: &Snapshot, _: &Arc<Snapshot>, _: Option<&Result<(), KernelError>>) {}
+impl Diary {
+    pub(crate) fn states(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+impl Observer for Diary {
+    fn published(&mut self, _: &Snapshot, now: &Arc<Snapshot>, _: Option<&Result<(), KernelError>>) {
+        let revisions: Vec<String> =
+            counts(now)[0].iter().map(|(name, p, d)| format!("{name} {p} {d}")).collect();
+        let mut states = self.0.lock().unwrap();
+        states.push(revisions.join(", "));
+        states.dedup();
+    }
     fn noted(&mut self, _: Note) {}
 }
 
@@ -93,8 +106,8 @@ impl Observer for Deaf {
 pub(crate) struct Rig {
     pub(crate) published: Published,
     pub(crate) configs: watch::Sender<Arc<Config>>,
+    pub(crate) diary: Diary,
     pub(crate) readings: mpsc::UnboundedReceiver<String>,
-    owner_configs: mpsc::Sender<Arc<Config>>,
     _tasks: JoinSet<()>,
 }
 
@@ -112,20 +125,20 @@ impl Rig {
         let file = directory.path().join("kubeconfig");
         std::fs::write(&file, server.kubeconfig()).unwrap();
         let access = KubernetesConfig { kubeconfig: Some(file), stale_after };
-        let source = KubernetesSource::new(&access).await.unwrap();
+        let source =
+            KubernetesSource::new(&access).await.unwrap().with_silence(stale_after.mul_f64(5.0 / 12.0));
         let mut state = State::new(Arc::clone(&config), std::collections::HashMap::new(), 0);
         let published = Arc::new(ArcSwap::from_pointee(state.build()));
         let (changes, queue) = mpsc::channel(8192);
-        let (owner_configs, new_configs) = mpsc::channel(1);
         let (configs, followed) = watch::channel(config);
         let (said, readings) = mpsc::unbounded_channel();
+        let diary = Diary::default();
         let owner = Owner {
             state,
             published: Arc::clone(&published),
             kernel: None,
-            observer: Box::new(Deaf),
+            observer: Box::new(diary.clone()),
             changes: queue,
-            configs: new_configs,
         };
         let mut tasks = JoinSet::new();
         tasks.spawn(owner.run());
@@ -136,12 +149,11 @@ impl Rig {
             };
             let _ = said.send(text);
         }));
-        Self { published, configs, readings, owner_configs, _tasks: tasks }
+        Self { published, configs, diary, readings, _tasks: tasks }
     }
 
     /// Brings another configuration into force, as a reload does.
-    pub(crate) async fn reconfigure(&self, config: Arc<Config>) {
-        self.owner_configs.send(Arc::clone(&config)).await.unwrap();
+    pub(crate) fn reconfigure(&self, config: Arc<Config>) {
         self.configs.send_replace(config);
     }
 

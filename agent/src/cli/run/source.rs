@@ -56,18 +56,30 @@ impl Source {
     /// Runs the source until nobody takes changes.
     pub(super) async fn follow(
         self,
-        configs: watch::Receiver<Arc<Config>>,
+        mut configs: watch::Receiver<Arc<Config>>,
         changes: mpsc::Sender<Change>,
         health: Arc<SourceHealth>,
     ) {
         match self {
             Self::File(source) => {
                 health.watching(vec![Watched::file()], now());
-                let ended = source.run(changes, |reading| of_file(&health, &reading)).await;
-                if let Err(error) = ended {
-                    error!(%error, "no Pods will be read");
-                    health.failed(&Watched::file(), error.to_string());
-                }
+                let pods = changes.clone();
+                let reading = async {
+                    if let Err(error) = source.run(pods, |reading| of_file(&health, &reading)).await {
+                        error!(%error, "no Pods will be read");
+                        health.failed(&Watched::file(), error.to_string());
+                    }
+                };
+                // The file shows all Pods, whatever the configuration.
+                let configuring = async {
+                    while configs.changed().await.is_ok() {
+                        let config = Arc::clone(&configs.borrow_and_update());
+                        if changes.send(Change::Config(config)).await.is_err() {
+                            return;
+                        }
+                    }
+                };
+                tokio::join!(reading, configuring);
             }
             Self::Kubernetes(source) => {
                 tokio::select! {
@@ -144,6 +156,10 @@ fn of_api(health: &SourceHealth, reading: &api::Reading<'_>) {
             warn!(watch = %target, name, why, "it makes no sense, and counts as absent");
         }
         api::Reading::Synced => info!("everything has been listed once"),
+        api::Reading::Waiting => {
+            info!("the sets and VIPs stay as they were until each watch of the new configuration has listed");
+        }
+        api::Reading::Adopted => info!("the sets and VIPs are those of the new configuration"),
     }
 }
 

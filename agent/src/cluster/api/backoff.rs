@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_millis(200);
-const LONGEST: Duration = Duration::from_secs(30);
+/// The longest wait, but for the draw on what a server asks for.
+pub(super) const LONGEST: Duration = Duration::from_secs(30);
 
 /// Twice as long after each failure, up to a bound, and between half of that and the whole of it: agents that lost one
 /// server at one moment come back to it at different ones.

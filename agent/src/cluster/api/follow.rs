@@ -22,13 +22,14 @@ use serde::{Deserialize, de::DeserializeOwned};
 use tokio::{sync::mpsc, time};
 
 use super::{
-    backoff::Backoff,
+    backoff::{self, Backoff},
     intern::Interner,
     object::{Object, Unusable},
     problem::{Cause, Problem},
     target::Target,
     union::Said,
 };
+use crate::fatal::Indispensable;
 
 /// Objects in a page of a list.
 const PAGE: u32 = 500;
@@ -45,6 +46,9 @@ const ABSENT: Duration = Duration::from_secs(30);
 
 /// Watches in a row that bring nothing, after which a list is taken.
 const FRUITLESS: u32 = 2;
+
+/// Answers in a row that refuse a watch, after which a list is taken.
+const REFUSED: u32 = 8;
 
 /// What a follower tells.
 #[derive(Debug)]
@@ -120,7 +124,9 @@ impl Follower {
     }
 
     async fn try_run<O: Object>(&mut self) -> Result<std::convert::Infallible, Closed> {
-        let mut backoff = Backoff::default();
+        let _indispensable = Indispensable("API watch");
+        // Each of its own: a server that lists and refuses each watch is not asked for lists without a pause.
+        let (mut lists, mut watches) = (Backoff::default(), Backoff::default());
         let mut absent = false;
         loop {
             let version = match self.list::<O>().await? {
@@ -136,12 +142,13 @@ impl Follower {
                     continue;
                 }
                 Err(cause) => {
-                    self.fail("list", &mut backoff, cause).await?;
+                    self.fail("list", &mut lists, cause).await?;
                     continue;
                 }
             };
             absent = false;
-            self.watch::<O>(version, &mut backoff).await?;
+            lists.reset();
+            self.watch::<O>(version, &mut watches).await?;
         }
     }
 
@@ -204,10 +211,16 @@ impl Follower {
 
     /// Watches from a version on, again and again, until a new list is needed.
     async fn watch<O: Object>(&mut self, mut version: String, backoff: &mut Backoff) -> Result<(), Closed> {
-        let mut fruitless = 0;
+        let (mut fruitless, mut refused) = (0, 0);
         loop {
-            match self.watch_once::<O>(&mut version, backoff).await? {
-                End::Fruitful => fruitless = 0,
+            let began = time::Instant::now();
+            let end = self.watch_once::<O>(&mut version, backoff).await?;
+            // One that was quiet for so long worked, though something cuts it before the bookmark.
+            if began.elapsed() >= backoff::LONGEST {
+                backoff.reset();
+            }
+            match end {
+                End::Fruitful => (fruitless, refused) = (0, 0),
                 End::Fruitless(cause) => {
                     fruitless += 1;
                     match cause {
@@ -218,7 +231,15 @@ impl Follower {
                         return Ok(());
                     }
                 }
-                End::Refused(cause) => self.fail("watch", backoff, cause).await?,
+                End::Refused(cause) => {
+                    // The list tells whether the resource is there, and what has happened since.
+                    refused += u32::from(cause.code().is_some());
+                    let relist = refused >= REFUSED || self.may_be_absent(&cause);
+                    self.fail("watch", backoff, cause).await?;
+                    if relist {
+                        return Ok(());
+                    }
+                }
                 End::Relist(Some(cause)) => return self.fail("watch", backoff, cause).await,
                 End::Relist(None) => {
                     tracing::debug!(target = %self.target, %version, "the version is gone: a new list");

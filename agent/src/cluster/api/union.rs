@@ -3,17 +3,24 @@
 //! Nothing is told before every watch has its first list: a state without one namespace, or without the Services whose
 //! VIPs an earlier agent left in the kernel, would be wrong and look right. From then on each watch tells what changes,
 //! and a list replaces the whole at once, so that the state equals the lists exactly after it.
+//!
+//! The same holds for the next configuration: until each of its watches has listed, the one before stays in force, and
+//! the watches of that go on. Then all changes hands at one moment.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    mem,
     sync::Arc,
 };
 
 use super::{
     object::Item,
-    target::{Kind, Target},
+    target::{self, Kind, Target},
 };
-use crate::cluster::{Change, ObjectName, Pod};
+use crate::{
+    cluster::{Change, ObjectName, Pod},
+    config::Config,
+};
 
 /// What a watch says of its objects.
 #[derive(Clone, PartialEq, Debug)]
@@ -42,35 +49,40 @@ struct Region {
 /// The union.
 #[derive(Debug, Default)]
 pub(super) struct Union {
+    /// Of the watches in force, and of those that come next.
     regions: BTreeMap<Target, Region>,
-    /// Pods of watches that are over, kept until the watches that came in their place have listed.
-    leaving: Pods,
-    synced: bool,
+    /// The watches in force: what they say is told.
+    current: BTreeSet<Target>,
+    next: Option<Next>,
+}
+
+/// What comes into force when all of it has listed.
+#[derive(Debug)]
+struct Next {
+    targets: BTreeSet<Target>,
+    config: Arc<Config>,
 }
 
 impl Union {
-    /// From now on these are the watches.
-    pub(super) fn plan(&mut self, targets: &[Target]) -> Vec<Change> {
-        let mut changes = Vec::new();
-        for (target, region) in std::mem::take(&mut self.regions) {
-            if targets.contains(&target) {
-                self.regions.insert(target, region);
-                continue;
-            }
-            self.leaving.extend(region.pods);
-            if let (Kind::Services, Some(name)) = (target.kind, target.object_name()) {
-                changes.push(Change::Service(name, None));
-            }
-        }
-        for target in targets {
+    /// This is the configuration from when all of its watches have listed. One that waits still is given up.
+    pub(super) fn plan(&mut self, config: Arc<Config>) -> Vec<Change> {
+        let targets: BTreeSet<Target> = target::plan(&config).into_iter().collect();
+        self.regions.retain(|target, _| self.current.contains(target) || targets.contains(target));
+        for target in &targets {
             self.regions.entry(target.clone()).or_default();
         }
-        if !self.synced {
-            return self.sync();
-        }
-        changes.extend(self.pool_changes(targets.iter()));
-        changes.push(self.replace());
-        changes
+        self.next = Some(Next { targets, config });
+        self.adopt().into_iter().collect()
+    }
+
+    /// What is to be watched at present.
+    pub(super) fn targets(&self) -> impl Iterator<Item = &Target> {
+        self.regions.keys()
+    }
+
+    /// Whether a configuration waits for lists.
+    pub(super) const fn is_waiting(&self) -> bool {
+        self.next.is_some()
     }
 
     /// What a watch says, as what it means for the whole.
@@ -79,8 +91,11 @@ impl Union {
         let listed = matches!(said, Said::Listed(_));
         region.listed |= listed;
         let change = region.hear(said);
-        if !self.synced {
-            return self.sync();
+        if let Some(whole) = self.adopt() {
+            return vec![whole];
+        }
+        if !self.current.contains(target) {
+            return Vec::new();
         }
         match (target.kind, target.object_name()) {
             (Kind::Services, Some(name)) => vec![self.service_change(target, name)],
@@ -90,36 +105,27 @@ impl Union {
         }
     }
 
-    /// Whether every watch has listed.
-    pub(super) fn is_synced(&self) -> bool {
-        self.synced
-    }
-
-    /// Everything, if that is known by now.
-    fn sync(&mut self) -> Vec<Change> {
-        self.synced = self.regions.values().all(|region| region.listed);
-        if !self.synced {
-            return Vec::new();
-        }
-        let targets: Vec<Target> = self.regions.keys().cloned().collect();
-        let services = targets.iter().filter(|target| target.kind == Kind::Services);
+    /// Brings the next configuration into force if all of it has listed; says everything, with what is no more.
+    fn adopt(&mut self) -> Option<Change> {
+        let regions = &self.regions;
+        let has_listed = |target| regions.get(target).is_some_and(|region: &Region| region.listed);
+        let next = self.next.take_if(|next| next.targets.iter().all(has_listed))?;
+        let before = mem::replace(&mut self.current, next.targets);
+        self.regions.retain(|target, _| self.current.contains(target));
+        let all: BTreeSet<&Target> = before.union(&self.current).collect();
+        let services = all.iter().filter(|target| target.kind == Kind::Services);
         let services = services.filter_map(|target| Some(self.service_change(target, target.object_name()?)));
         let mut changes: Vec<Change> = services.collect();
-        changes.extend(self.pool_changes(targets.iter()));
-        // Last: it is what makes the owner publish.
+        changes.extend(self.pool_changes(all.iter().copied()));
+        changes.push(Change::Config(next.config));
         changes.push(self.replace());
-        changes
+        Some(Change::Together(changes))
     }
 
-    fn replace(&mut self) -> Change {
-        if self.regions.values().all(|region| region.listed) {
-            self.leaving.clear();
-        }
-        let mut all = self.leaving.clone();
-        for region in self.regions.values() {
-            all.extend(region.pods.iter().map(|(name, pod)| (name.clone(), Arc::clone(pod))));
-        }
-        Change::Replace(all.into_values().collect())
+    /// The Pods of the watches in force; no Pod is in two of them.
+    fn replace(&self) -> Change {
+        let regions = self.current.iter().filter_map(|target| self.regions.get(target));
+        Change::Replace(regions.flat_map(|region| region.pods.values()).map(Arc::clone).collect())
     }
 
     fn service_change(&self, target: &Target, name: ObjectName) -> Change {
@@ -139,8 +145,10 @@ impl Union {
         names.sort();
         names.dedup();
         let pool = |name: ObjectName| {
-            let found = self.regions.iter().find_map(|(target, region)| match &region.object {
-                Some(Item::Pool(_, ports)) if target.object_name().as_ref() == Some(&name) => Some(ports),
+            let here = |target: &&Target| target.object_name().as_ref() == Some(&name);
+            let mut regions = self.current.iter().filter(here).filter_map(|target| self.regions.get(target));
+            let found = regions.find_map(|region| match &region.object {
+                Some(Item::Pool(_, ports)) => Some(ports),
                 _ => None,
             });
             Change::Pool(name, found.cloned())
@@ -154,7 +162,7 @@ impl Region {
     fn hear(&mut self, said: Said) -> Option<Change> {
         match said {
             Said::Listed(items) => {
-                let mut known = std::mem::take(&mut self.pods);
+                let mut known = mem::take(&mut self.pods);
                 self.object = None;
                 for mut item in items {
                     // One that is as it was is shared with the state, not held twice.

@@ -13,7 +13,8 @@ use crate::{
 };
 
 fn target(namespace: &str) -> Target {
-    Target { kind: Kind::Pods, namespace: Some(namespace.into()), name: None, labels: String::new() }
+    let labels = "app=x,rev,role".to_owned();
+    Target { kind: Kind::Pods, namespace: Some(namespace.into()), name: None, labels }
 }
 
 fn service() -> Target {
@@ -43,8 +44,10 @@ fn pod(namespace: usize, name: usize, state: u8) -> Item {
     serde_json::from_value::<PodObject>(object).unwrap().into_item().unwrap()
 }
 
-fn names(change: &Change) -> BTreeSet<String> {
-    let Change::Replace(pods) = change else { panic!("{change:?}") };
+/// The names of the Pods that are handed over as a whole, with a configuration or without.
+fn names(changes: &[Change]) -> BTreeSet<String> {
+    let changes = if let [Change::Together(changes)] = changes { changes } else { changes };
+    let Some(Change::Replace(pods)) = changes.last() else { panic!("{changes:?}") };
     pods.iter().map(|pod| format!("{}/{}", pod.key.namespace, pod.key.name)).collect()
 }
 
@@ -53,41 +56,76 @@ fn set<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
 }
 
 #[test]
-fn nothing_is_told_before_everything_has_been_listed_and_the_pods_come_last() {
+fn nothing_is_told_before_everything_has_been_listed_and_then_all_of_it_at_once() {
     let mut union = Union::default();
-    assert!(union.plan(&[target("n0"), target("n1"), service()]).is_empty());
+    let vip = "vips: [{service: {name: s, namespace: n0}, role: prefill}]";
+    assert!(union.plan(config("n0, n1", vip)).is_empty());
     assert!(union.hear(&target("n0"), Said::Listed(vec![pod(0, 0, 0)])).is_empty());
     assert!(union.hear(&target("n0"), Said::Set(pod(0, 1, 0))).is_empty());
     assert!(union.hear(&service(), Said::Listed(Vec::new())).is_empty());
     let changes = union.hear(&target("n1"), Said::Listed(vec![pod(1, 0, 0)]));
-    assert!(matches!(changes[0], Change::Service(_, None)), "{changes:?}");
-    assert_eq!(names(&changes[1]), set(["n0/p0", "n0/p1", "n1/p0"]));
-    assert_eq!(changes.len(), 2);
+    let [Change::Together(whole)] = &changes[..] else { panic!("{changes:?}") };
+    assert!(
+        matches!(&whole[..], [Change::Service(_, None), Change::Config(_), Change::Replace(_)]),
+        "{whole:?}"
+    );
+    assert_eq!(names(&changes), set(["n0/p0", "n0/p1", "n1/p0"]));
 }
 
 #[test]
 fn a_plan_without_the_watch_that_was_waited_for_is_enough() {
     let mut union = Union::default();
-    assert!(union.plan(&[target("n0"), target("n1")]).is_empty());
+    assert!(union.plan(config("n0, n1", "")).is_empty());
     assert!(union.hear(&target("n0"), Said::Listed(vec![pod(0, 0, 0)])).is_empty());
-    let changes = union.plan(&[target("n0")]);
-    assert_eq!(names(&changes[0]), set(["n0/p0"]));
+    assert_eq!(names(&union.plan(config("n0", ""))), set(["n0/p0"]));
+    assert_eq!(union.targets().collect::<Vec<_>>(), [&target("n0")]);
 }
 
 #[test]
-fn pods_of_a_watch_that_ends_stay_until_the_others_have_listed() {
+fn the_watches_in_force_go_on_until_all_that_come_next_have_listed() {
     let mut union = Union::default();
-    union.plan(&[target("n0")]);
-    union.hear(&target("n0"), Said::Listed(vec![pod(0, 0, 0)]));
-    assert_eq!(names(&union.plan(&[target("n1")])[0]), set(["n0/p0"]));
+    union.plan(config("n0", ""));
+    union.hear(&target("n0"), Said::Listed(vec![pod(0, 0, 0), pod(0, 1, 0)]));
+    assert!(union.plan(config("n1, n2", "")).is_empty(), "the configuration waits");
+    assert_eq!(union.targets().count(), 3);
+    assert!(union.hear(&target("n1"), Said::Listed(vec![pod(1, 0, 0)])).is_empty());
+    assert!(union.hear(&target("n1"), Said::Set(pod(1, 1, 0))).is_empty(), "it is not in force");
+    let gone = union.hear(&target("n0"), Said::Gone(pod(0, 1, 0)));
+    assert!(matches!(&gone[..], [Change::Remove(_)]), "{gone:?}");
+    assert_eq!(names(&union.hear(&target("n0"), Said::Listed(vec![pod(0, 0, 0)]))), set(["n0/p0"]));
+    let whole = union.hear(&target("n2"), Said::Listed(Vec::new()));
+    assert!(matches!(&whole[..], [Change::Together(_)]), "{whole:?}");
+    assert_eq!(names(&whole), set(["n1/p0", "n1/p1"]));
     assert!(union.hear(&target("n0"), Said::Set(pod(0, 1, 0))).is_empty(), "it is over");
-    assert_eq!(names(&union.hear(&target("n1"), Said::Listed(vec![pod(1, 0, 0)]))[0]), set(["n1/p0"]));
+    assert_eq!(union.targets().count(), 2);
+}
+
+#[test]
+fn a_service_and_a_pool_that_are_named_no_more_are_ended() {
+    let lines = "sets: [{namespaces: [n0], inferencePool: {name: pool}}]\n\
+                 vips: [{service: {name: s, namespace: n0}, role: prefill}]";
+    let mut union = Union::default();
+    union.plan(config("n0", lines));
+    let targets: Vec<Target> = union.targets().cloned().collect();
+    assert_eq!(targets.len(), 4, "{targets:?}");
+    for target in &targets {
+        union.hear(target, Said::Listed(Vec::new()));
+    }
+    let changes = union.plan(config("n0", ""));
+    let [Change::Together(whole)] = &changes[..] else { panic!("{changes:?}") };
+    assert!(
+        matches!(
+            &whole[..],
+            [Change::Service(_, None), Change::Pool(_, None), Change::Config(_), Change::Replace(_)]
+        ),
+        "{whole:?}"
+    );
 }
 
 #[test]
 fn a_lost_object_is_removed_as_it_was_known() {
     let mut union = Union::default();
-    union.plan(&[target("n0")]);
+    union.plan(config("n0", ""));
     union.hear(&target("n0"), Said::Listed(vec![pod(0, 0, 8)]));
     let name = ObjectName { namespace: "n0".into(), name: "p0".into() };
     let changes = union.hear(&target("n0"), Said::Lost(name.clone()));
@@ -104,6 +142,8 @@ enum Act {
     Delete(usize, usize),
     /// The watch of a namespace lists.
     Relist(usize),
+    /// One of `PLANS` is configured.
+    Plan(usize),
 }
 
 /// How an event reaches the watch.
@@ -119,22 +159,35 @@ fn acts() -> impl Strategy<Value = Vec<(Act, Way)>> {
         8 => (0..2_usize, 0..6_usize, 0..32_u8).prop_map(|(space, name, state)| Act::Put(space, name, state)),
         4 => (0..2_usize, 0..6_usize).prop_map(|(space, name)| Act::Delete(space, name)),
         1 => (0..2_usize).prop_map(Act::Relist),
+        1 => (0..PLANS.len()).prop_map(Act::Plan),
     ];
     let way = prop_oneof![6 => Just(Way::Once), 1 => Just(Way::Twice), 2 => Just(Way::Never)];
     collection::vec((act, way), 0..80)
 }
 
-fn config() -> Arc<Config> {
-    let text = "
+/// A set in these namespaces, unless these lines of the agent's document say more of it.
+fn config(namespaces: &str, lines: &str) -> Arc<Config> {
+    let set = format!("sets: [{{namespaces: [{namespaces}]}}]");
+    let set = if lines.contains("sets:") { "" } else { &set };
+    let text = format!(
+        "
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 plugins:
 - type: disaggregatedset-rollout-screener
   parameters:
-    scope: {labelSelector: app=x}
-    revisionGating: {mode: max-role, requiredRoles: [prefill, decode], revisionLabelKey: rev, roleLabelKey: role}
-";
-    Arc::new(config::parse("x".as_ref(), text.as_bytes(), None).unwrap().config)
+    scope: {{labelSelector: app=x}}
+    revisionGating: {{mode: max-role, requiredRoles: [prefill, decode], revisionLabelKey: rev, roleLabelKey: role}}
+---
+apiVersion: revgate.dev/v1alpha1
+kind: AgentConfig
+source: {{kubernetes: {{}}}}
+{set}
+{lines}
+"
+    );
+    let loaded = config::parse("x".as_ref(), text.as_bytes(), None);
+    Arc::new(loaded.unwrap_or_else(|error| panic!("{error}\n{text}")).config)
 }
 
 /// What readers see of a revision: its Ready Pods by role, its endpoints, its members.
@@ -152,21 +205,34 @@ fn seen(snapshot: &Snapshot) -> Vec<Seen> {
     set.revisions.iter().map(revision).collect()
 }
 
-fn apply(state: &mut State, changes: Vec<Change>) {
+/// Applies what is told; `in_force` is the configuration that came with it last.
+fn apply(state: &mut State, in_force: &mut Option<Arc<Config>>, changes: Vec<Change>) {
     for change in changes {
+        if let Change::Together(whole) = &change {
+            for part in whole {
+                if let Change::Config(new) = part {
+                    *in_force = Some(Arc::clone(new));
+                }
+            }
+        }
         state.apply(change);
     }
 }
 
+/// What may be configured: the namespaces. The watch of n2 never lists.
+const PLANS: [&str; 4] = ["n0, n1", "n0", "n1", "n0, n1, n2"];
+
 proptest! {
-    /// C1: whatever was lost or came twice, after a list of each namespace the state is the list's.
+    /// C1: whatever was lost or came twice, after a list of each namespace the state is the list's. Reloads, and one
+    /// that waits for ever, change nothing about that.
     #[test]
     fn any_history_and_then_a_list_is_as_good_as_the_list(acts in acts()) {
         let spaces = [target("n0"), target("n1")];
         let mut union = Union::default();
-        let mut state = State::new(config(), HashMap::new(), 0);
+        let mut state = State::new(config(PLANS[0], ""), HashMap::new(), 0);
         let mut cluster: BTreeMap<(usize, usize), Item> = BTreeMap::new();
-        union.plan(&spaces);
+        let mut in_force = None;
+        union.plan(config(PLANS[0], ""));
         let list = |cluster: &BTreeMap<(usize, usize), Item>, space: usize| {
             Said::Listed(cluster.iter().filter(|((of, _), _)| *of == space).map(|(_, pod)| pod.clone()).collect())
         };
@@ -178,6 +244,10 @@ proptest! {
                 }
                 Act::Delete(space, name) => (space, cluster.remove(&(space, name)).map(Said::Gone)),
                 Act::Relist(space) => (space, Some(list(&cluster, space))),
+                Act::Plan(plan) => {
+                    apply(&mut state, &mut in_force, union.plan(config(PLANS[plan], "")));
+                    continue;
+                }
             };
             let times = match way {
                 Way::Once => 1,
@@ -185,17 +255,18 @@ proptest! {
                 Way::Never => 0,
             };
             for said in std::iter::repeat_n(said, times).flatten() {
-                apply(&mut state, union.hear(&spaces[space], said));
+                apply(&mut state, &mut in_force, union.hear(&spaces[space], said));
             }
         }
         for (space, target) in spaces.iter().enumerate() {
-            apply(&mut state, union.hear(target, list(&cluster, space)));
+            apply(&mut state, &mut in_force, union.hear(target, list(&cluster, space)));
         }
+        let Some(now) = in_force.clone() else { return Ok(()) };
         let mut other = Union::default();
-        let mut expected = State::new(config(), HashMap::new(), 0);
-        other.plan(&spaces);
+        let mut expected = State::new(Arc::clone(&now), HashMap::new(), 0);
+        other.plan(now);
         for (space, target) in spaces.iter().enumerate() {
-            apply(&mut expected, other.hear(target, list(&cluster, space)));
+            apply(&mut expected, &mut in_force, other.hear(target, list(&cluster, space)));
         }
         prop_assert_eq!(seen(&state.build()), seen(&expected.build()));
     }
