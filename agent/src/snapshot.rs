@@ -1,12 +1,14 @@
 //! One owner of the state, and the immutable snapshots that it publishes.
 //!
-//! [`state`] applies changes and builds snapshots (pure); [`slots`] gives revisions their slots and epochs (pure); [`vips`] finds where VIPs are (pure);
-//! [`owner`] is the one task that runs both, hands the kernel its tables and publishes. Readers load the current
-//! snapshot once per request and never lock.
+//! [`state`] applies changes and builds snapshots (pure); [`slots`] gives revisions their slots and epochs (pure);
+//! [`sources`] says who a local process is (pure); [`vips`] finds where VIPs are (pure). [`owner`] is the one task that
+//! runs them, hands the kernel its tables and publishes. Readers load the current snapshot once per request and never
+//! lock.
 
 mod build;
 pub mod owner;
 pub mod slots;
+mod sources;
 pub mod state;
 pub mod vips;
 pub mod vitals;
@@ -36,7 +38,7 @@ pub struct Snapshot {
     pub vips: Vec<Vip>,
     /// Those that are nowhere at present.
     pub missing_vips: Vec<MissingVip>,
-    /// Local Pods known by their cgroup.
+    /// Local Pods known by their cgroup; those that left the API too, for as long as their cgroups are there.
     pub sources: Vec<SourceView>,
 }
 
@@ -51,7 +53,7 @@ pub struct SourceView {
     pub set: usize,
     /// Its revision's slot.
     pub slot: u16,
-    /// Its revision's epoch.
+    /// Its revision's epoch; 0, which is nobody's, where there is none: it is a member that reaches no member.
     pub epoch: u32,
 }
 

@@ -203,6 +203,14 @@ fn pods_are_looked_for_at_the_levels_where_most_are() {
     assert_eq!(tables.settings.source_levels, 0x0905_0302);
     assert_eq!(tables.unseen_sources, 1, "the one at level 4");
     assert!(!tables.sources.contains_key(&3));
+
+    // A Pod that has many cgroups at one level is one Pod.
+    let mut crowd = world.sources[2].clone();
+    for id in 10..20 {
+        crowd.cgroup = Cgroup { id, level: 4 };
+        world.sources.push(crowd.clone());
+    }
+    assert_eq!(self::tables(&world).settings.source_levels, 0x0905_0302);
 }
 
 #[test]

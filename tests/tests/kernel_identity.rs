@@ -7,6 +7,7 @@
 use std::{
     fmt::Write as _,
     net::{IpAddr, SocketAddr},
+    os::unix::fs::chown,
     process::Command,
 };
 
@@ -81,6 +82,11 @@ impl Stage {
         let _ = until("Pods are known", look, |known| *known == u64::try_from(count).ok());
     }
 
+    /// The snapshot that the kernel's tables show.
+    fn generation(&self) -> u64 {
+        self.agent.state()["kernel"]["generation"].as_u64().unwrap()
+    }
+
     /// How many connects had this outcome.
     fn count(&self, outcome: &str) -> u64 {
         let state = self.agent.state();
@@ -149,7 +155,7 @@ fn a_process_of_a_pod_is_steered_to_its_own_revision_in_every_layout_before_the_
 }
 
 #[test]
-fn pod_and_cgroup_may_come_in_either_order_go_and_come_again_and_strangers_stay_strangers() {
+fn pod_and_cgroup_may_come_in_either_order_and_go_and_come_again_and_strangers_stay_strangers() {
     let Some(mut stage) = Stage::new("order", 31) else { return };
     stage.start();
     let [one, two, unknown] = [1, 2, 3].map(|n| {
@@ -171,14 +177,56 @@ fn pod_and_cgroup_may_come_in_either_order_go_and_come_again_and_strangers_stay_
     let _ = stage.kubelet.make(&one.1);
     stage.known(2);
     stage.reaches_its_own(&one.1, stage.prefill[0]);
-    // The Pod moves on to another revision, and then goes, while its process runs on.
+    // The Pod moves on to another revision while its process runs on.
     stage.pods(&[(1, "b"), (2, "b")]);
     let moved = || stage.kubelet.dial(&stage.kubelet.cgroup().join(&one.1), stage.vip);
     let _ = until("the Pod is of the other revision", moved, |to| *to == Some(stage.prefill[1]));
     stage.reaches_its_own(&one.1, stage.prefill[1]);
-    stage.pods(&[(2, "b")]);
+}
+
+#[test]
+fn a_process_whose_pod_left_the_api_is_a_member_until_its_cgroup_goes() {
+    let Some(mut stage) = Stage::new("left", 34) else { return };
+    let [stays, last] = [(1, "a"), (2, "c")].map(|(n, revision)| {
+        let cgroup = format!("kubepods/pod{}/c", uid(n));
+        let _ = stage.kubelet.make(&cgroup);
+        (cgroup, (n, revision))
+    });
+    stage.pods(&[stays.1, last.1]);
+    stage.start();
+    stage.known(2);
+    let before = stage.generation();
+    stage.pods(&[]);
+    let _ = until("the Pods have left", || stage.generation(), |now| *now > before);
+    stage.reaches_its_own(&stays.0, stage.prefill[0]);
+    // Nobody else is of its revision, and no other is its own: neither by the VIP nor straight.
+    let cgroup = stage.kubelet.make(&last.0);
+    let (nowhere, fenced) = (stage.count("denied_no_revision"), stage.count("denied_fence"));
+    for to in [stage.vip, stage.prefill[0], stage.prefill[1]] {
+        assert_eq!(stage.kubelet.dial(&cgroup, to), None, "{to}");
+    }
+    assert_eq!((stage.count("denied_no_revision"), stage.count("denied_fence")), (nowhere + 1, fenced + 2));
+    stage.kubelet.remove(&format!("kubepods/pod{}", uid(1)));
     stage.known(1);
-    stage.is_a_stranger(&one.1);
+    stage.is_a_stranger(&stays.0);
+}
+
+#[test]
+fn a_cgroup_that_was_given_to_a_user_makes_nobody_a_pod() {
+    let Some(mut stage) = Stage::new("given", 35) else { return };
+    let given = stage.kubelet.make("user.slice/user-1000.slice/user@1000.service");
+    chown(&given, Some(1000), Some(1000)).unwrap();
+    let pod = format!("user.slice/user-1000.slice/user@1000.service/kubepods/pod{}", uid(1));
+    let path = stage.kubelet.make(&pod);
+    chown(path.parent().unwrap(), Some(1000), Some(1000)).unwrap();
+    chown(&path, Some(1000), Some(1000)).unwrap();
+    stage.pods(&[(1, "a"), (2, "b")]);
+    let own = format!("kubepods/pod{}", uid(2));
+    let _ = stage.kubelet.make(&own);
+    stage.start();
+    stage.known(1);
+    stage.is_a_stranger(&pod);
+    stage.reaches_its_own(&own, stage.prefill[1]);
 }
 
 #[test]

@@ -1,15 +1,20 @@
 //! The cgroups of this machine's Pods, followed as the kubelet makes and removes them (K10).
 //!
 //! Level-triggered: each look gives all of them, and what happened in between does not matter. inotify tells when to
-//! look: a directory that is made or removed in cgroup2 is seen through every mount of it, whoever did it. Each directory
-//! is watched before it is listed, so none is missed in between. A slow look of its own accord catches what no event
-//! tells.
+//! look: a directory that is made or removed in cgroup2 is seen through every mount of it, whoever did it. Each
+//! directory is watched before it is listed, so none is missed in between. A slow look of its own accord catches what
+//! no event tells.
 //!
 //! Directories inside a Pod's are neither listed nor watched: they are the Pod's, see [`identity`](super::identity).
+//! Nor are those of another owner than the root's, which is uid 0, and what is below them: systemd delegates cgroups to
+//! users, who may make any path there. So a node in a rootless container has no Pods here.
 
 use std::{
     fs, io,
-    os::{fd::OwnedFd, unix::fs::DirEntryExt as _},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirEntryExt as _, MetadataExt as _},
+    },
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -28,18 +33,21 @@ use tracing::warn;
 
 use super::{
     Change,
-    identity::identify,
+    identity::{Whose, identify},
     pod::{Cgroup, PodCgroups},
 };
+use crate::fatal::Indispensable;
 
 /// The time to the next look when nothing happens.
 const RESCAN: Duration = Duration::from_secs(30);
-/// The same where some directory cannot be watched.
+/// The same where some directory cannot be watched, and after a look that failed.
 const UNWATCHED: Duration = Duration::from_secs(1);
 /// Events are answered once they have come for so long: a Pod's start is several.
 const SETTLE: Duration = Duration::from_millis(2);
 /// Of the time, one part in so many is spent looking, however much happens.
 const IDLE_PARTS: u32 = 10;
+/// But no Pod waits longer than this for the next look, however slow the last was.
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// What is said when events are missing.
 const NO_EVENTS: &str = "no events of cgroups, which are looked for instead; see sysctl fs.inotify";
 /// Deeper than any node puts its Pods, in a container or not.
@@ -83,13 +91,17 @@ impl CgroupWatch {
     /// no one waiting for its end.
     pub fn follow(self, changes: &Sender<Change>) -> io::Result<()> {
         let changes = changes.downgrade();
-        thread::Builder::new().name("cgroups".into()).spawn(move || self.run(&changes)).map(drop)
+        let run = move || {
+            let _indispensable = Indispensable("cgroups");
+            self.run(&changes);
+        };
+        thread::Builder::new().name("cgroups".into()).spawn(run).map(drop)
     }
 
     fn run(mut self, changes: &WeakSender<Change>) {
         let mut failing = false;
         loop {
-            self.wait();
+            self.wait(if self.blind || failing { UNWATCHED } else { RESCAN });
             let start = Instant::now();
             let looked = self.look();
             let took = start.elapsed();
@@ -110,13 +122,12 @@ impl CgroupWatch {
                 Err(_) => {}
             }
             drop(changes);
-            thread::sleep(took * IDLE_PARTS);
+            thread::sleep(pause(took));
         }
     }
 
     /// Waits for an event, or until it is time to look anyway.
-    fn wait(&self) {
-        let patience = if self.blind { UNWATCHED } else { RESCAN };
+    fn wait(&self, patience: Duration) {
         let Some(inotify) = &self.inotify else { return thread::sleep(patience) };
         let timeout = Timespec { tv_sec: patience.as_secs().cast_signed(), tv_nsec: 0 };
         // Where it cannot wait, it looks at once, and the pause after that is its limit.
@@ -129,30 +140,42 @@ impl CgroupWatch {
         }
     }
 
-    /// Every Pod's cgroups as they are now.
+    /// Every Pod's cgroups as they are now: all of them or an error, as a Pod that is left out counts as gone.
     fn look(&mut self) -> io::Result<PodCgroups> {
+        let owner = fs::metadata(&self.root)?.uid();
         let mut found = PodCgroups::new();
         let mut unwatched = None;
         let mut waiting = vec![(PathBuf::new(), 1)];
         while let Some((below, level)) = waiting.pop() {
             let directory = self.root.join(&below);
-            if let Err(error) = self.watch(&directory) {
-                unwatched.get_or_insert((directory.clone(), error));
-            }
-            let entries = match fs::read_dir(&directory) {
-                Ok(entries) => entries,
-                Err(error) if level == 1 => return Err(error),
-                // It has gone since it was listed.
-                Err(_) => continue,
-            };
-            for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-                let path = below.join(entry.file_name());
-                if let Some(pod) = identify(&path) {
-                    let cgroup = Cgroup { id: entry.ino(), level };
-                    found.entry(pod.uid.as_ref().into()).or_default().insert(cgroup);
-                } else if level < DEEPEST {
-                    waiting.push((path, level + 1));
+            let mut list = || {
+                if fs::metadata(&directory)?.uid() != owner {
+                    return Ok(());
                 }
+                if let Err(error) = self.watch(&directory) {
+                    unwatched.get_or_insert((directory.clone(), error));
+                }
+                for entry in fs::read_dir(&directory)? {
+                    let entry = entry?;
+                    if !entry.file_type()?.is_dir() {
+                        continue;
+                    }
+                    let path = below.join(entry.file_name());
+                    match identify(&path) {
+                        Whose::Pod(pod) => {
+                            let cgroup = Cgroup { id: entry.ino(), level };
+                            found.entry(pod.uid.as_ref().into()).or_default().insert(cgroup);
+                        }
+                        Whose::Open if level < DEEPEST => waiting.push((path, level + 1)),
+                        Whose::Open | Whose::Nobodys => {}
+                    }
+                }
+                Ok(())
+            };
+            match list() {
+                // It has gone since it was listed.
+                Err(error) if level > 1 && is_gone(&error) => {}
+                listed => listed?,
             }
         }
         let blind = self.inotify.is_none() || unwatched.is_some();
@@ -174,8 +197,19 @@ impl CgroupWatch {
     }
 }
 
+/// The pause after a look that took so long.
+fn pause(took: Duration) -> Duration {
+    took.saturating_mul(IDLE_PARTS).min(LONGEST_PAUSE)
+}
+
+/// Whether a directory cannot be read because it is there no more.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::NODEV.raw_os_error())
+}
+
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{Mode, OFlags};
     use tempfile::TempDir;
     use tokio::sync::mpsc;
 
@@ -233,6 +267,38 @@ mod tests {
         let after = watch.look().unwrap();
         assert_eq!(shown(&before), shown(&after));
         assert_ne!(before, after);
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_read_is_an_error_and_hides_no_pod() {
+        let root = TempDir::new().unwrap();
+        fs::create_dir_all(root.path().join(format!("kubepods/pod{A}"))).unwrap();
+        let mut watch = CgroupWatch::new(root.path().to_owned()).unwrap();
+        // So deep that its path is too long for a call.
+        let name = "d".repeat(255);
+        let mut above = OwnedFd::from(fs::File::open(root.path()).unwrap());
+        for _ in 0..17 {
+            rustix::fs::mkdirat(&above, &name, Mode::RWXU).unwrap();
+            above = rustix::fs::openat(&above, &name, OFlags::DIRECTORY, Mode::empty()).unwrap();
+        }
+        assert!(watch.look().is_err());
+        assert_eq!(shown(watch.found()), [(A.to_owned(), vec![2])], "what was known stays");
+        fs::remove_dir_all(root.path()).unwrap();
+        assert!(watch.look().is_err(), "nor is a root that is gone one without Pods");
+    }
+
+    #[test]
+    fn only_what_is_gone_is_gone() {
+        let is_gone = |number: Errno| is_gone(&number.into());
+        assert!(is_gone(Errno::NOENT) && is_gone(Errno::NODEV));
+        assert!(![Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::ACCESS].into_iter().any(is_gone));
+    }
+
+    #[test]
+    fn a_slow_look_does_not_keep_the_next_pod_waiting() {
+        assert_eq!(pause(Duration::from_millis(3)), Duration::from_millis(30));
+        assert_eq!(pause(Duration::from_secs(9)), LONGEST_PAUSE);
+        assert_eq!(pause(Duration::MAX), LONGEST_PAUSE);
     }
 
     #[test]

@@ -12,9 +12,25 @@
 //! the slices above into each slice's own, the cgroup root's too (`kubelet-kubepods.slice`). A node in a container has
 //! all of it deeper. CRI-O, containerd and Docker differ only below the Pod.
 //!
-//! The outermost Pod counts: what a Pod makes inside its own cgroup, under whatever name, is still that Pod's.
+//! The outermost Pod counts: what a Pod makes inside its own cgroup, under whatever name, is still that Pod's. And
+//! where Pods are, nothing else is: a name that is no Pod's may be that of a Pod all the same (a static Pod can choose
+//! its UID), which may make any name inside.
+//!
+//! A path does not tell who made it. Whoever may make directories may make these, so a path only counts where nobody but
+//! the owner of the root could: see [`cgroups`](super::cgroups).
 
 use std::{borrow::Cow, path::Path};
+
+/// Whose a cgroup is, as its path tells.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Whose<'p> {
+    /// A Pod's.
+    Pod(Identity<'p>),
+    /// No Pod's; those of Pods may be below it.
+    Open,
+    /// No Pod's, and so is all that is below it.
+    Nobodys,
+}
 
 /// A Pod's cgroup, as its path tells.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,28 +58,30 @@ enum Step<'p> {
     Pod(Cow<'p, str>),
 }
 
-/// The Pod whose cgroup, or a cgroup inside it, this is. `path` is relative to the cgroup2 root; a leading `/` is allowed.
+/// Whose cgroup this is, or the one that it is inside of. `path` is relative to the cgroup2 root; a leading `/` is
+/// allowed.
 #[must_use]
-pub fn identify(path: &Path) -> Option<Identity<'_>> {
+pub fn identify(path: &Path) -> Whose<'_> {
     let mut above = Above::Anything;
     for (level, name) in (1..).zip(path.strip_prefix("/").unwrap_or(path)) {
-        // Neither the kubelet nor systemd writes another name; below one there can still be a node in a container.
-        let step = name.to_str().map_or(Step::Down(Above::Anything), |name| step(above, name));
+        // Neither the kubelet nor systemd writes another name.
+        let name = name.to_str().unwrap_or_default();
+        let step = match above {
+            Above::Anything => Some(below_anything(name)),
+            Above::Directory { class } => below_directory(class, name),
+            Above::Slice { stem, class } => below_slice(stem, class, name),
+        };
         match step {
-            Step::Down(next) => above = next,
-            Step::Pod(uid) => return Some(Identity { uid, level }),
+            Some(Step::Down(next)) => above = next,
+            Some(Step::Pod(uid)) => return Whose::Pod(Identity { uid, level }),
+            None => return Whose::Nobodys,
         }
     }
-    None
+    Whose::Open
 }
 
-fn step<'p>(above: Above<'p>, name: &'p str) -> Step<'p> {
-    let found = match above {
-        Above::Anything => None,
-        Above::Directory { class } => below_directory(class, name),
-        Above::Slice { stem, class } => below_slice(stem, class, name),
-    };
-    found.or_else(|| container_alone(name)).unwrap_or_else(|| {
+fn below_anything(name: &str) -> Step<'_> {
+    container_alone(name).unwrap_or_else(|| {
         Step::Down(match name.strip_suffix(".slice") {
             None if name == KUBEPODS => Above::Directory { class: false },
             Some(stem) if is_kubepods(stem) => Above::Slice { stem, class: false },

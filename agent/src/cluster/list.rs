@@ -228,7 +228,8 @@ impl Short {
             node: self.node.map(Into::into),
             labels: manifest::labels_of(self.labels.unwrap_or_default()),
             active_ports: self.annotations.as_ref().and_then(manifest::active_ports),
-            static_uid: self.annotations.as_ref().and_then(manifest::static_uid),
+            // A static Pod is named by its `uid` here: that of its cgroup.
+            static_uid: None,
             runtime_class: None,
             ready: self.ready.unwrap_or(true),
             terminating: self.terminating.unwrap_or(false),

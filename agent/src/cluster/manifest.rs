@@ -46,12 +46,23 @@ pub struct Metadata {
     pub labels: Option<BTreeMap<String, Option<String>>>,
     /// Annotations.
     pub annotations: Option<BTreeMap<String, Option<String>>>,
+    /// What it belongs to: a mirror belongs to its node.
+    pub owner_references: Option<Vec<Owner>>,
     /// RFC 3339.
     pub creation_timestamp: Option<String>,
     /// RFC 3339; set once somebody has asked for deletion.
     pub deletion_timestamp: Option<String>,
     /// The version of the object, opaque.
     pub resource_version: Option<String>,
+}
+
+/// What an object belongs to.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Owner {
+    /// Its kind.
+    pub kind: Option<String>,
+    /// Its name.
+    pub name: Option<String>,
 }
 
 /// `spec` of a Pod.
@@ -182,14 +193,18 @@ impl PodObject {
         if !ready && matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
             ips.clear();
         }
+        let node = spec.node_name.filter(|node| !node.is_empty());
+        let owners = metadata.owner_references.as_deref().unwrap_or_default();
+        let static_uid = metadata.annotations.as_ref().and_then(static_uid);
+        let static_uid = static_uid.filter(|_| node.as_deref().is_some_and(|node| is_mirror(owners, node)));
         let labels = metadata.labels.unwrap_or_default();
         Ok(Pod {
             key,
             ips,
-            node: spec.node_name.filter(|node| !node.is_empty()).map(Into::into),
+            node: node.map(Into::into),
             labels: labels_of(labels.into_iter().map(|(key, value)| (key, value.unwrap_or_default()))),
             active_ports: metadata.annotations.as_ref().and_then(active_ports),
-            static_uid: metadata.annotations.as_ref().and_then(static_uid),
+            static_uid,
             runtime_class: spec.runtime_class_name.filter(|class| !class.is_empty()).map(Into::into),
             ready,
             terminating: metadata.deletion_timestamp.is_some(),
@@ -228,12 +243,20 @@ pub(super) fn active_ports(annotations: &BTreeMap<String, Option<String>>) -> Op
     Some(value.as_deref().unwrap_or_default().into())
 }
 
-/// The UID by which the kubelet knows the static Pod that an object mirrors.
+/// The UID by which the kubelet knows the static Pod that an object mirrors, if it does.
 ///
 /// Only a hash: whoever may create Pods may write this, and must not be taken for a Pod of the API by its UID.
-pub(super) fn static_uid(annotations: &BTreeMap<String, Option<String>>) -> Option<Arc<str>> {
+fn static_uid(annotations: &BTreeMap<String, Option<String>>) -> Option<Arc<str>> {
     let [mirror, hash] = MIRROR.map(|key| annotations.get(key).and_then(Option::as_deref));
     mirror.map(|mirror| hash.unwrap_or(mirror)).filter(|uid| is_hash(uid)).map(Into::into)
+}
+
+/// Whether an object belongs to the node that it is on, as every mirror does. The annotations alone anybody could write
+/// on a Pod that no kubelet ever sees, such as one with scheduling gates; one that a kubelet sees, it removes.
+fn is_mirror(owners: &[Owner], node: &str) -> bool {
+    let is_node =
+        |owner: &Owner| owner.kind.as_deref() == Some("Node") && owner.name.as_deref() == Some(node);
+    owners.iter().any(is_node)
 }
 
 /// The TCP ports, in order.

@@ -9,8 +9,9 @@ use std::{
 use rustix::process::{Pid, WaitOptions, waitpid};
 use socket2::SockAddr;
 
-/// Set in the status of a child that could not enter the cgroup; error numbers of the calls here are smaller.
-const NOT_INSIDE: i32 = 0x80;
+/// Set in the status of a child that could not enter the cgroup, or has no socket, so that nothing was tried; error
+/// numbers of the calls here are smaller.
+const NOT_TRIED: i32 = 0x80;
 
 /// How a TCP connect ends that does not wait, by a process that goes into a cgroup by its open `cgroup.procs` and ends;
 /// `None`: it succeeded. An error: it could not be tried.
@@ -26,12 +27,15 @@ pub(super) fn connect_inside(entrance: BorrowedFd<'_>, to: SocketAddr) -> io::Re
             0 => {
                 let status = if libc::write(entrance, c"0".as_ptr().cast(), 1) == 1 {
                     let socket = libc::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0);
-                    match libc::connect(socket, to.as_ptr().cast(), to.len()) {
-                        0 => 0,
-                        _ => *libc::__errno_location(),
+                    if socket < 0 {
+                        NOT_TRIED | *libc::__errno_location()
+                    } else if libc::connect(socket, to.as_ptr().cast(), to.len()) == 0 {
+                        0
+                    } else {
+                        *libc::__errno_location()
                     }
                 } else {
-                    NOT_INSIDE | *libc::__errno_location()
+                    NOT_TRIED | *libc::__errno_location()
                 };
                 libc::_exit(status)
             }
@@ -49,7 +53,7 @@ pub(super) fn connect_inside(entrance: BorrowedFd<'_>, to: SocketAddr) -> io::Re
     };
     match ended.and_then(|(_, status)| status.exit_status()) {
         Some(0) => Ok(None),
-        Some(status) if status & NOT_INSIDE != 0 => Err(io::Error::from_raw_os_error(status & !NOT_INSIDE)),
+        Some(status) if status & NOT_TRIED != 0 => Err(io::Error::from_raw_os_error(status & !NOT_TRIED)),
         Some(status) => Ok(Some(io::Error::from_raw_os_error(status))),
         None => Err(io::Error::other("the process of the probe was killed")),
     }

@@ -87,12 +87,16 @@ fn in_force_below(cgroup: &Path, pins: &Pins) -> Result<usize, KernelError> {
     }
     let list = |source| KernelError::Attach { program: "programs", cgroup: cgroup.to_path_buf(), source };
     let mut asked = 0;
-    for entry in fs::read_dir(cgroup).map_err(list)?.flatten() {
-        // One that has gone meanwhile runs nothing.
-        let Ok(directory) = File::open(entry.path()) else { continue };
-        if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+    for entry in fs::read_dir(cgroup).map_err(list)? {
+        let entry = entry.map_err(list)?;
+        if !entry.file_type().map_err(list)?.is_dir() {
             continue;
         }
+        let directory = match File::open(entry.path()) {
+            // One that has gone meanwhile runs nothing.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            opened => opened.map_err(list)?,
+        };
         for (program, attach_type, id) in &ours {
             let failed = |source| KernelError::Attach { program, cgroup: cgroup.to_path_buf(), source };
             match sys::effective(directory.as_fd(), *attach_type) {

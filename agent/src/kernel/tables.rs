@@ -1,6 +1,6 @@
 //! From a snapshot to the kernel's tables. Pure.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use revgate_common::{
     address::Address,
@@ -14,7 +14,7 @@ use revgate_common::{
 };
 
 use crate::{
-    cluster::Pod,
+    cluster::{Pod, PodKey},
     config::{AgentGone, FenceMode, GatingMode},
     snapshot::{
         RevisionView, SetView, Snapshot, SourceView,
@@ -174,15 +174,17 @@ impl Tables {
         self.members.entry(key).or_insert(if pod.host_network { shared } else { member });
     }
 
-    /// Local Pods, and the levels at which they are: those with the most Pods, when there are too many.
+    /// Local Pods, and the levels at which they are: those with the most Pods, when there are too many. A Pod counts
+    /// once, however many cgroups it has there.
     fn add_sources(&mut self, sources: &[SourceView]) {
-        let mut levels: HashMap<u8, usize> = HashMap::new();
+        let mut levels: HashMap<u8, HashSet<&PodKey>> = HashMap::new();
         for source in sources {
             if let Ok(level @ 1..) = u8::try_from(source.cgroup.level) {
-                *levels.entry(level).or_default() += 1;
+                levels.entry(level).or_default().insert(&source.pod);
             }
         }
-        let mut levels: Vec<(u8, usize)> = levels.into_iter().collect();
+        let mut levels: Vec<(u8, usize)> =
+            levels.into_iter().map(|(level, pods)| (level, pods.len())).collect();
         levels.sort_unstable_by_key(|(level, pods)| (std::cmp::Reverse(*pods), *level));
         let mut seen: Vec<u8> = levels.into_iter().take(SOURCE_LEVELS).map(|(level, _)| level).collect();
         seen.sort_unstable();

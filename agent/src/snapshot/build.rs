@@ -12,10 +12,11 @@ use revgate_common::layout::MAX_ENDPOINTS;
 use super::{
     Endpoint, RevisionView, SourceView, Vitals,
     slots::{Epochs, Slots, Tenancy},
+    sources::Locals,
     state::{EndpointKey, Entry},
 };
 use crate::{
-    cluster::{Cgroup, Pod, PodCgroups, PodKey, member::Member},
+    cluster::{Cgroup, Pod, PodKey, member, member::Member},
     config::SetConfig,
     gating::{Census, Gating},
 };
@@ -92,27 +93,8 @@ pub(super) struct BuiltSet {
     pub(super) endpoints_left_out: usize,
 }
 
-/// Where the Pods of this node are (K10).
-#[derive(Clone, Copy)]
-pub(super) struct Locals<'s> {
-    /// The agent's own node, where it was told.
-    pub(super) node: Option<&'s Arc<str>>,
-    /// The cgroups that this machine has.
-    pub(super) cgroups: &'s PodCgroups,
-}
-
-impl<'s> Locals<'s> {
-    /// Whether a Pod may be one of this node's: no node is known to be another.
-    pub(super) fn may_have(&self, pod: &Pod) -> bool {
-        self.node.is_none() || pod.node.is_none() || self.node == pod.node.as_ref()
-    }
-
-    /// The cgroups of a Pod, if it is here: that which its source names, or those that carry its UID.
-    fn of(&self, pod: &'s Pod) -> impl Iterator<Item = Cgroup> + use<'s> {
-        let known = self.may_have(pod).then(|| self.cgroups.get(pod.cgroup_uid())).flatten();
-        pod.cgroup.into_iter().chain(known.filter(|_| pod.cgroup.is_none()).into_iter().flatten().copied())
-    }
-}
+/// Nobody's tenancy.
+const NONE: Tenancy = Tenancy { slot: 0, epoch: 0 };
 
 #[derive(Default)]
 struct Group {
@@ -131,6 +113,8 @@ pub(super) struct SetBuilder<'s> {
     locals: Locals<'s>,
     before: &'s HashMap<EndpointKey, Arc<Endpoint>>,
     groups: BTreeMap<Arc<str>, Group>,
+    /// Revision, Pod and cgroup of those that left.
+    departed: Vec<(Arc<str>, PodKey, Cgroup)>,
 }
 
 impl<'s> SetBuilder<'s> {
@@ -140,7 +124,7 @@ impl<'s> SetBuilder<'s> {
         locals: Locals<'s>,
         before: &'s HashMap<EndpointKey, Arc<Endpoint>>,
     ) -> Self {
-        Self { index, set, locals, before, groups: BTreeMap::new() }
+        Self { index, set, locals, before, groups: BTreeMap::new(), departed: Vec::new() }
     }
 
     pub(super) fn add(&mut self, entry: &'s Entry, owners: &Owners<'_>) {
@@ -167,6 +151,13 @@ impl<'s> SetBuilder<'s> {
         }
     }
 
+    /// A Pod that left, of which only the processes are here.
+    pub(super) fn add_departed(&mut self, pod: &'s Pod) {
+        let Some(Member { revision, .. }) = member::member(pod, self.set) else { return };
+        let source = |cgroup| (Arc::clone(&revision), pod.key.clone(), cgroup);
+        self.departed.extend(self.locals.of(pod).map(source));
+    }
+
     pub(super) fn finish(
         self,
         slots: &mut Slots,
@@ -186,7 +177,7 @@ impl<'s> SetBuilder<'s> {
         let mut room = MAX_ENDPOINTS;
         for (name, mut group) in self.groups {
             let tenancy = slots.hold(&name, epochs);
-            let Tenancy { slot, epoch } = tenancy.unwrap_or(Tenancy { slot: 0, epoch: 0 });
+            let Tenancy { slot, epoch } = tenancy.unwrap_or(NONE);
             group.members.sort_by(|a, b| a.key.cmp(&b.key));
             let source = |(pod, cgroup)| SourceView { cgroup, pod, set: self.index, slot, epoch };
             built.sources.extend(group.sources.into_iter().map(source));
@@ -217,6 +208,11 @@ impl<'s> SetBuilder<'s> {
                 members: group.members,
             });
         }
+        // After the others, which may have taken the slot of a revision without Pods.
+        built.sources.extend(self.departed.into_iter().map(|(revision, pod, cgroup)| {
+            let Tenancy { slot, epoch } = slots.last(&revision).unwrap_or(NONE);
+            SourceView { cgroup, pod, set: self.index, slot, epoch }
+        }));
         built
     }
 

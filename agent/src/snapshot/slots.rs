@@ -2,8 +2,9 @@
 //!
 //! A revision keeps its slot for as long as it has a member, and gets it back when it returns before another
 //! revision needed it (a rollback). A new tenant of a slot gets an epoch that no tenant of any set had before, so
-//! whatever still names the old tenant (a pin, a table) is void, even if sets changed places in the configuration. A restarted agent restores tenants from the kernel
-//! tables and recognises them by the hash of the revision's name, so that nothing changes for traffic.
+//! whatever still names the old tenant (a pin, a table) is void, even if sets changed places in the configuration. A
+//! restarted agent restores tenants from the kernel tables and recognises them by the hash of the revision's name, so
+//! that nothing changes for traffic.
 
 use std::sync::Arc;
 
@@ -99,15 +100,27 @@ impl Slots {
     /// Prefers a slot that nobody had, then the one whose tenant left first. `None` when [`MAX_REVISIONS`] other
     /// revisions have members.
     pub fn hold(&mut self, revision: &str, epochs: &mut Epochs) -> Option<Tenancy> {
-        let hash = name_hash(revision);
-        let known = self.tenants.iter().position(|t| t.hash == hash && t.epoch != 0);
+        let known = self.position(revision);
         let slot = known.or_else(|| self.free_slot())?;
         let tenant = self.tenants.get_mut(slot)?;
         if known.is_none() {
-            *tenant = Tenant { hash, epoch: epochs.next(), retired: None };
+            *tenant = Tenant { hash: name_hash(revision), epoch: epochs.next(), retired: None };
         }
         tenant.retired = None;
-        Some(Tenancy { slot: u16::try_from(slot).ok()?, epoch: tenant.epoch })
+        self.last(revision)
+    }
+
+    /// The tenancy that a revision has, or had last if nobody had the slot since: no table names that one, so it
+    /// reaches nothing, and it is the same again should the revision return.
+    #[must_use]
+    pub fn last(&self, revision: &str) -> Option<Tenancy> {
+        let slot = self.position(revision)?;
+        Some(Tenancy { slot: u16::try_from(slot).ok()?, epoch: self.tenants.get(slot)?.epoch })
+    }
+
+    fn position(&self, revision: &str) -> Option<usize> {
+        let hash = name_hash(revision);
+        self.tenants.iter().position(|t| t.hash == hash && t.epoch != 0)
     }
 
     /// Ends the tenancy of every revision that `present` does not hold; their slots may be taken from now on.
@@ -168,6 +181,7 @@ mod tests {
         let a = case.hold("a");
         case.slots.retire_absent([]);
         case.hold("b");
+        assert_eq!(case.slots.last("a"), a, "meanwhile too");
         assert_eq!(case.hold("a"), a);
     }
 
@@ -185,6 +199,7 @@ mod tests {
         assert_eq!(late.slot, first[7].slot);
         assert!(first.iter().all(|t| t.epoch != late.epoch));
         assert_eq!(case.hold("later").unwrap().slot, first[3].slot);
+        assert_eq!(case.slots.last("r7"), None);
         assert_eq!(case.hold("r7"), None, "its tenancy is over and nothing is free");
     }
 

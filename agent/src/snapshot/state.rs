@@ -7,9 +7,10 @@
 use std::{collections::HashMap, mem, net::SocketAddr, sync::Arc};
 
 use super::{
-    Endpoint, SetView, Snapshot, SourceView,
-    build::{Locals, Owners, SetBuilder},
+    Endpoint, SetView, Snapshot,
+    build::{Owners, SetBuilder},
     slots::{Epochs, Slots, set_hash},
+    sources::{self, Departed, Locals},
     vips,
 };
 use crate::{
@@ -99,6 +100,7 @@ pub struct State {
     /// By namespace and name, of which the API has one Pod at a time; the UID is in the Pod.
     pods: HashMap<(Arc<str>, Arc<str>), Entry>,
     cgroups: PodCgroups,
+    departed: Departed,
     /// By the hash of the set.
     slots: HashMap<u64, Slots>,
     epochs: Epochs,
@@ -127,6 +129,7 @@ impl State {
             pools: HashMap::new(),
             pods: HashMap::new(),
             cgroups: PodCgroups::new(),
+            departed: Departed::default(),
             slots,
             epochs,
             endpoints: HashMap::new(),
@@ -175,6 +178,7 @@ impl State {
                     self.put(pod, before);
                 }
                 self.dirty |= !self.synced || !old.is_empty();
+                old.into_values().for_each(|entry| self.leave(entry));
                 self.synced = true;
             }
             Change::Upsert(pod) => {
@@ -183,8 +187,10 @@ impl State {
             }
             Change::Remove(key) => {
                 let name = name_of(&key);
-                if self.pods.get(&name).is_some_and(|entry| entry.pod.key.uid == key.uid) {
-                    self.pods.remove(&name);
+                if self.pods.get(&name).is_some_and(|entry| entry.pod.key.uid == key.uid)
+                    && let Some(entry) = self.pods.remove(&name)
+                {
+                    self.leave(entry);
                     self.dirty = true;
                 }
             }
@@ -209,6 +215,9 @@ impl State {
                 let differs = |uid: &str| self.cgroups.get(uid) != cgroups.get(uid);
                 let mut members = self.pods.values().filter(|entry| entry.is_member());
                 self.dirty |= members.any(|entry| differs(entry.pod.cgroup_uid()));
+                let is_member = |pod: &Pod| self.config.sets.iter().any(|set| member(pod, set).is_some());
+                self.dirty |= self.departed.pods().any(|pod| differs(pod.cgroup_uid()) && is_member(pod));
+                self.departed.keep(&cgroups);
                 self.cgroups = cgroups;
             }
             Change::Config(config) => {
@@ -245,6 +254,7 @@ impl State {
             for entry in self.pods.values() {
                 builder.add(entry, &owners);
             }
+            self.departed.pods().for_each(|pod| builder.add_departed(pod));
             let slots = self.slots.entry(set_hash(&set.name, &set.roles)).or_default();
             let built = builder.finish(slots, &mut self.epochs, &mut endpoints);
             let left_out = built.left_out.iter().map(|revision| Arc::clone(&revision.name)).collect();
@@ -273,8 +283,13 @@ impl State {
             sets,
             vips,
             missing_vips,
-            sources: unique_sources(sources),
+            sources: sources::unique(sources),
         }
+    }
+
+    fn leave(&mut self, entry: Entry) {
+        let locals = Locals { node: self.config.agent.node.as_ref(), cgroups: &self.cgroups };
+        self.departed.leave(entry.pod, locals);
     }
 
     fn put(&mut self, pod: Arc<Pod>, before: Option<Entry>) {
@@ -283,7 +298,11 @@ impl State {
                 self.pods.insert(name_of(&pod.key), entry);
                 return;
             }
-            before => before.filter(|entry| entry.pod.key.uid == pod.key.uid),
+            Some(entry) if entry.pod.key.uid != pod.key.uid => {
+                self.leave(entry);
+                None
+            }
+            before => before,
         };
         self.dirty = true;
         let members: Vec<Option<Member>> = self.config.sets.iter().map(|set| member(&pod, set)).collect();
@@ -294,6 +313,7 @@ impl State {
         let said = before.map(|entry| entry.said).unwrap_or_default();
         let mut entry = Entry { pod, since, members, said };
         let locals = Locals { node: self.config.agent.node.as_ref(), cgroups: &self.cgroups };
+        self.departed.come(&entry.pod);
         entry.warn(locals, &mut self.notes);
         self.pods.insert(name_of(&entry.pod.key), entry);
     }
@@ -316,11 +336,4 @@ fn crowding(
     }
     let note = Note::Crowded { set: Arc::clone(set), revisions, endpoints };
     (said.insert(Arc::clone(set), note.clone()).as_ref() != Some(&note)).then_some(note)
-}
-
-/// One source per cgroup: a Pod that is a member of two sets dials as a member of the first.
-fn unique_sources(mut sources: Vec<SourceView>) -> Vec<SourceView> {
-    sources.sort_by_key(|s| (s.cgroup.id, s.set));
-    sources.dedup_by_key(|s| s.cgroup.id);
-    sources
 }

@@ -127,7 +127,8 @@ impl Side {
     }
 }
 
-/// A writer whose first tables must also be seen to act (K9): where they do not, pinned dials would reach nobody. The owner tries again, as after any failed write.
+/// A writer whose first tables must also be seen to act (K9): where they do not, pinned dials would reach nobody. The
+/// owner tries again, as after any failed write.
 struct Proving {
     writer: Box<dyn Publish>,
     kernel: Arc<Kernel>,

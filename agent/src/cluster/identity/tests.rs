@@ -21,7 +21,10 @@ fn path(pattern: &str) -> String {
 }
 
 fn found(pattern: &str) -> Option<(String, u32)> {
-    identify(Path::new(&path(pattern))).map(|pod| (pod.uid.into_owned(), pod.level))
+    match identify(Path::new(&path(pattern))) {
+        Whose::Pod(pod) => Some((pod.uid.into_owned(), pod.level)),
+        Whose::Open | Whose::Nobodys => None,
+    }
 }
 
 #[test]
@@ -60,11 +63,6 @@ fn every_layout_of_a_node_gives_the_uid_and_the_level_of_the_pod() {
             "/system.slice/docker-{C}.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/\
              kubelet-kubepods-burstable-pod{S}.slice/cri-containerd-{C}.scope",
             6,
-        ),
-        (
-            "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{C}.scope/container/kubelet.slice/\
-             kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod{S}.slice",
-            10,
         ),
         // A deeper cgroup root.
         ("/a.slice/a-b.slice/a-b-kubepods.slice/a-b-kubepods-pod{S}.slice", 4),
@@ -136,6 +134,31 @@ fn what_is_no_pods_is_nobodys() {
 }
 
 #[test]
+fn a_name_that_is_no_pods_where_pods_are_hides_what_is_below_it() {
+    let hiding = [
+        // A static Pod whose manifest names a UID.
+        "/kubepods/podmy-engine",
+        "/kubepods.slice/kubepods-podmy_engine.slice",
+        "/kubepods/burstable/other",
+        "/kubepods.slice/kubepods-besteffort.slice/other.service",
+        "/kubelet.slice/kubelet-kubepods.slice/\u{e4}.slice",
+        "/kubepods/kubepods",
+    ];
+    for above in hiding {
+        assert_eq!(identify(Path::new(above)), Whose::Nobodys, "{above}");
+        for inside in
+            ["kubepods/pod{U}", "pod{U}", "kubepods.slice/kubepods-pod{S}.slice", "kubepods-pod{S}.slice:a:b"]
+        {
+            let path = path(&format!("{above}/{inside}"));
+            assert_eq!(identify(Path::new(&path)), Whose::Nobodys, "{path}");
+        }
+    }
+    for open in ["", "/", "/system.slice", "/docker/{C}/kubelet", "/kubepods/burstable", "/kubepods.slice"] {
+        assert_eq!(identify(Path::new(&path(open))), Whose::Open, "{open}");
+    }
+}
+
+#[test]
 fn what_a_pod_makes_inside_its_cgroup_is_still_its_own() {
     for inside in ["kubepods/pod{H}", "kubepods.slice/kubepods-pod{H}.slice", "kubepods-pod{H}.slice:a:b"] {
         let path = format!("/kubepods/besteffort/pod{{U}}/{{C}}/{inside}");
@@ -175,7 +198,7 @@ proptest! {
     fn no_name_panics_and_a_uid_is_one_that_stands_in_the_path(names in prop::collection::vec(name(), 0..8)) {
         let bytes = names.join(&b'/');
         let path = Path::new(OsStr::from_bytes(&bytes));
-        let Some(pod) = identify(path) else { return Ok(()) };
+        let Whose::Pod(pod) = identify(path) else { return Ok(()) };
         prop_assert!(is_uid(&pod.uid, '-'));
         let at = usize::try_from(pod.level).unwrap() - 1;
         let name = path.strip_prefix("/").unwrap_or(path).iter().nth(at).unwrap().to_str().unwrap();
@@ -188,7 +211,7 @@ proptest! {
         let below = names.join(&b'/');
         let mut bytes = path("kubepods/burstable/pod{H}/").into_bytes();
         bytes.extend(below.into_iter().skip_while(|byte| *byte == b'/'));
-        let pod = identify(Path::new(OsStr::from_bytes(&bytes))).unwrap();
-        prop_assert_eq!((&*pod.uid, pod.level), (HASH, 3));
+        let pod = Identity { uid: HASH.into(), level: 3 };
+        prop_assert_eq!(identify(Path::new(OsStr::from_bytes(&bytes))), Whose::Pod(pod));
     }
 }
