@@ -178,7 +178,9 @@ impl State {
                     self.put(pod, before);
                 }
                 self.dirty |= !self.synced || !old.is_empty();
-                old.into_values().for_each(|entry| self.leave(entry));
+                for entry in old.into_values() {
+                    self.leave(entry);
+                }
                 self.synced = true;
             }
             Change::Upsert(pod) => {

@@ -108,7 +108,7 @@ impl Union {
     /// Brings the next configuration into force if all of it has listed; says everything, with what is no more.
     fn adopt(&mut self) -> Option<Change> {
         let regions = &self.regions;
-        let has_listed = |target| regions.get(target).is_some_and(|region: &Region| region.listed);
+        let has_listed = |target: &Target| regions.get(target).is_some_and(|region: &Region| region.listed);
         let next = self.next.take_if(|next| next.targets.iter().all(has_listed))?;
         let before = mem::replace(&mut self.current, next.targets);
         self.regions.retain(|target, _| self.current.contains(target));

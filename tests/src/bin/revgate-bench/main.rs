@@ -66,7 +66,7 @@ struct Arguments {
 enum Part {
     /// Requests through the proxies
     Http,
-    /// Requests with two legs, beside routers from PyPI that `.ci/setup routers` installs: only when it is asked for
+    /// Requests with two legs, beside routers that `.ci/setup routers` installs: only when it is asked for
     Pair,
     /// Connects through a VIP
     Connect,
