@@ -91,6 +91,8 @@ fn the_server_accepts_every_manifest_and_the_chart() {
         assert!(objects > 0, "{}", folder.display());
     }
 
+    let version = kubectl.get_raw("/version");
+    let version = version["gitVersion"].as_str().expect("the server's version").to_owned();
     let everything =
         ["podMonitor", "prometheusRule", "dashboard"].map(|part| format!("monitoring.{part}.enabled=true"));
     let with_everything = everything.iter().flat_map(|value| ["--set", value.as_str()]).collect::<Vec<_>>();
