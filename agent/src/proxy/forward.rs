@@ -19,7 +19,7 @@ use super::{
     dial::{self, DialError},
     error::ProxyError,
     headers,
-    link::{ExchangeError, Link, Patience},
+    link::{Download, ExchangeError, Link, Patience},
     listener::Listener,
     reply::{InFlight, Lease, ReplyBody, refusal},
     table::{Chosen, Place},
@@ -71,7 +71,7 @@ pub(super) async fn respond(
 
 /// An endpoint's response.
 struct Answer {
-    response: Response<Incoming>,
+    response: Response<Download>,
     link: Box<Link>,
     lease: Lease,
     upload: Option<Rc<Upload>>,
@@ -80,7 +80,7 @@ struct Answer {
 impl Answer {
     fn into_response(self, listener: &Listener, mut in_flight: InFlight) -> Response<ReplyBody> {
         let Self { response, link, lease, upload } = self;
-        let (mut parts, incoming) = response.into_parts();
+        let (mut parts, download) = response.into_parts();
         lease.target.metrics.served(parts.status);
         let good = !parts.status.is_server_error();
         if good {
@@ -94,7 +94,7 @@ impl Answer {
         }
         headers::to_client(&mut parts);
         lease.target.stamp(&mut parts.headers);
-        Response::from_parts(parts, ReplyBody::streamed(incoming, link, lease, upload, good, in_flight))
+        Response::from_parts(parts, ReplyBody::streamed(download, link, lease, upload, good, in_flight))
     }
 }
 
@@ -192,11 +192,8 @@ impl Attempts<'_> {
                     None => continue,
                 },
             };
-            // Only a request that may be sent again is copied: a table of references to the client's bytes.
-            let mut spare = None;
             if reused {
                 self.listener.metrics.reused.inc();
-                spare = Some(head.clone());
             }
             if let Some(upload) = &self.upload {
                 upload.keep.set(reused);
@@ -205,8 +202,7 @@ impl Attempts<'_> {
                 headers::name_host(&mut head.headers, lease.target.endpoint.address);
             }
             let sent = worker.ticker.now();
-            let request = Request::from_parts(head, self.body());
-            let error = match link.exchange(request, self.upload.as_deref(), patience).await {
+            let error = match link.exchange(&mut head, self.body(), self.upload.as_deref(), patience).await {
                 Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                     self.listener.failed(&lease.target);
                     return Err(ProxyError::BadResponse { address: lease.target.endpoint.address });
@@ -214,25 +210,21 @@ impl Attempts<'_> {
                 Ok(response) => return Ok(Answer { response, link, lease, upload: self.upload }),
                 Err(error) => error,
             };
-            head = match (error, spare) {
-                (ExchangeError::NotSent(request), _) => {
-                    if !reused {
-                        let gone = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
-                        self.unreachable(&lease, DialError::Endpoint(gone))?;
-                    }
-                    self.fresh = true;
-                    request.into_parts().0
+            match error {
+                ExchangeError::NotSent if reused => {}
+                ExchangeError::NotSent => {
+                    let gone = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+                    self.unreachable(&lease, DialError::Endpoint(gone))?;
                 }
-                (ExchangeError::NoResponse(error), Some(spare)) if self.can_restart(sent) => {
+                ExchangeError::NoResponse(error) if reused && self.can_restart(sent) => {
                     let endpoint = &lease.target.endpoint;
                     self.stale = Some(Arc::clone(endpoint));
-                    // Whatever else lies idle may be as stale.
-                    self.fresh = true;
                     self.again(ProxyError::Broken { address: endpoint.address, source: error })?;
-                    spare
                 }
-                (error, _) => return Err(self.failed(error, &lease)),
-            };
+                error => return Err(self.failed(error, &lease)),
+            }
+            // Whatever else lies idle may be as stale.
+            self.fresh = true;
         }
     }
 
@@ -335,8 +327,11 @@ impl Attempts<'_> {
                 };
             }
             ExchangeError::Stalled => return ProxyError::ClientStalled,
-            ExchangeError::Timeout | ExchangeError::NotSent(_) => ProxyError::ResponseTimeout { address },
-            ExchangeError::Broken(error) if error.is_parse() => ProxyError::BadResponse { address },
+            ExchangeError::Timeout | ExchangeError::NotSent => ProxyError::ResponseTimeout { address },
+            ExchangeError::NotHttp(what) => {
+                tracing::debug!(%address, what, "no valid response");
+                ProxyError::BadResponse { address }
+            }
             ExchangeError::Broken(source) | ExchangeError::NoResponse(source) => {
                 ProxyError::Broken { address, source }
             }

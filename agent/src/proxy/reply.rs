@@ -16,14 +16,13 @@ use http::{
     header::{ALLOW, CONTENT_TYPE, RETRY_AFTER},
 };
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 
 use super::{
     access::Access,
     client::{Client, Turn},
     deadlines::Deadline,
     error::{ProxyError, Reason},
-    link::Link,
+    link::{Download, Link, LinkError},
     listener::Listener,
     target::Target,
     upload::Upload,
@@ -92,7 +91,7 @@ enum Source {
     Own(Option<Bytes>),
     /// From an endpoint.
     Endpoint {
-        incoming: Incoming,
+        download: Download,
         /// Until the response has come to its end.
         link: Option<Box<Link>>,
         lease: Lease,
@@ -134,7 +133,7 @@ struct Silence {
 pub(super) enum ReplyError {
     /// The endpoint closed or broke the connection, or that was no HTTP.
     #[error(transparent)]
-    Broken(#[from] hyper::Error),
+    Broken(#[from] LinkError),
     /// It sent nothing for too long.
     #[error("the endpoint sent nothing for too long in the middle of its response (http.streamIdleTimeout)")]
     Silent,
@@ -173,14 +172,14 @@ impl ReplyBody {
 
     /// Over an endpoint's response whose head has come.
     pub(super) fn streamed(
-        incoming: Incoming,
+        download: Download,
         link: Box<Link>,
         lease: Lease,
         upload: Option<Rc<Upload>>,
         good: bool,
         in_flight: InFlight,
     ) -> Self {
-        let source = Source::Endpoint { incoming, link: Some(link), lease, upload, good };
+        let source = Source::Endpoint { download, link: Some(link), lease, upload, good };
         let mut body = Self::new(source, in_flight);
         // A short response came with its head, and its connection is free already.
         body.release_idle();
@@ -193,8 +192,8 @@ impl ReplyBody {
 
     /// Gives the connection back if the response is through it.
     fn release_idle(&mut self) {
-        let Source::Endpoint { link, lease, .. } = &mut self.source else { return };
-        if let Some(idle) = link.take_if(|link| link.is_idle()) {
+        let Source::Endpoint { download, link, lease, .. } = &mut self.source else { return };
+        if let Some(idle) = link.take_if(|link| download.leaves_idle(link)) {
             let worker = &self.in_flight.listener.worker;
             lease.target.put(idle, worker.ticker.now(), worker.pool_limits());
         }
@@ -253,51 +252,34 @@ impl Body for ReplyBody {
     fn is_end_stream(&self) -> bool {
         match &self.source {
             Source::Own(bytes) => bytes.is_none(),
-            Source::Endpoint { incoming, .. } => incoming.is_end_stream(),
+            Source::Endpoint { download, .. } => download.is_end(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.source {
             Source::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |b| b.len() as u64)),
-            Source::Endpoint { incoming, .. } => incoming.size_hint(),
+            Source::Endpoint { download, .. } => download.size_hint(),
         }
     }
 }
 
 impl ReplyBody {
-    fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
-        let (incoming, link) = match &mut self.source {
+    fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, LinkError>>> {
+        let (download, link) = match &mut self.source {
             Source::Own(bytes) => return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Source::Endpoint { incoming, link, .. } => (incoming, link),
+            Source::Endpoint { download, link, .. } => (download, link),
         };
-        let mut polled = Pin::new(&mut *incoming).poll_frame(cx);
-        if polled.is_pending()
-            && let Some(driven) = link
-        {
-            if driven.poll(cx).is_ready() {
-                *link = None;
-            }
-            polled = Pin::new(&mut *incoming).poll_frame(cx);
-        }
+        let polled = download.poll_frame(link.as_deref_mut(), cx);
         match &polled {
-            Poll::Ready(Some(Err(_))) => {
-                self.broke();
-                return polled;
+            Poll::Ready(Some(Err(_))) => self.broke(),
+            // The end: the connection is free.
+            Poll::Ready(_) if download.is_end() => {
+                self.release_idle();
+                self.completed();
             }
-            Poll::Ready(Some(Ok(_))) if !incoming.is_end_stream() => return polled,
-            Poll::Pending => return polled,
-            Poll::Ready(_) => {}
+            Poll::Ready(_) | Poll::Pending => {}
         }
-        // The end: the connection reads the end too, and is free.
-        if let Some(driven) = link
-            && !driven.is_idle()
-            && driven.poll(cx).is_ready()
-        {
-            *link = None;
-        }
-        self.release_idle();
-        self.completed();
         polled
     }
 }
