@@ -79,10 +79,10 @@ pub(super) fn read(
     spare: &mut HeaderMap,
 ) -> Result<Option<Head>, LinkError> {
     loop {
-        let mut space = [const { MaybeUninit::uninit() }; MAX_HEADERS];
+        let mut fields = [const { MaybeUninit::uninit() }; MAX_HEADERS];
         let mut parsed = httparse::Response::new(&mut []);
         let config = httparse::ParserConfig::default();
-        let length = match config.parse_response_with_uninit_headers(&mut parsed, input.as_ref(), &mut space)
+        let length = match config.parse_response_with_uninit_headers(&mut parsed, input.as_ref(), &mut fields)
         {
             Ok(httparse::Status::Complete(length)) => length,
             Ok(httparse::Status::Partial) => return Ok(None),
