@@ -18,6 +18,9 @@ const TOOLCHAIN: &str = "REVGATE_BPF_TOOLCHAIN";
 /// The privileged parts that must not be left out, a comma list.
 const REQUIRE: &str = "REVGATE_REQUIRE";
 
+/// The objects, and the features that each is built with: what runs, and what writes a line for every decision.
+const OBJECTS: [(&str, &str); 2] = [("revgate.bpf.o", ""), ("revgate-trace.bpf.o", "trace")];
+
 fn main() -> ExitCode {
     for path in ["../ebpf", "../common/src", "../common/Cargo.toml", "../Cargo.toml", "../Cargo.lock"] {
         println!("cargo::rerun-if-changed={path}");
@@ -36,12 +39,12 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), String> {
     let out = PathBuf::from(variable("OUT_DIR")?);
-    let object = out.join("revgate.bpf.o");
     match Compiler::find() {
-        Ok(compiler) => {
-            let built = compiler.build(&out)?;
-            fs::copy(&built, &object).map(drop).map_err(|e| format!("copy {}: {e}", built.display()))
-        }
+        Ok(compiler) => OBJECTS.into_iter().try_for_each(|(object, features)| {
+            let built = compiler.build(&out, features)?;
+            let copied = fs::copy(&built, out.join(object));
+            copied.map(drop).map_err(|e| format!("copy {}: {e}", built.display()))
+        }),
         Err(missing) => {
             let required =
                 env::var(REQUIRE).is_ok_and(|list| list.split(',').any(|part| part.trim() == "bpf"));
@@ -50,7 +53,9 @@ fn run() -> Result<(), String> {
             }
             println!("cargo::warning=built without kernel programs: {missing}");
             watch_for_tools();
-            fs::write(&object, []).map_err(|e| format!("write {}: {e}", object.display()))
+            OBJECTS.into_iter().try_for_each(|(object, _)| {
+                fs::write(out.join(object), []).map_err(|e| format!("write {object}: {e}"))
+            })
         }
     }
 }
@@ -91,7 +96,7 @@ impl Compiler {
     /// Builds the object in a target directory of its own, and returns its path.
     ///
     /// All profiles and lints of the agent share that directory: `core` is compiled once.
-    fn build(&self, out: &Path) -> Result<PathBuf, String> {
+    fn build(&self, out: &Path, features: &str) -> Result<PathBuf, String> {
         // OUT_DIR is <target>/<profile>/build/<package>/out.
         let shared = out.ancestors().nth(4).unwrap_or(out);
         let (target, target_dir) = (target()?, shared.join("ebpf"));
@@ -116,7 +121,8 @@ impl Compiler {
             "-Clink-arg=--btf".into(),
         ];
         cargo
-            .args(["--package=revgate-ebpf", "--profile=bpf", "--locked", "--target", target])
+            .args(["--package=revgate-ebpf", "--features", features, "--profile=bpf", "--locked"])
+            .args(["--target", target])
             .arg("--target-dir")
             .arg(&target_dir)
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))

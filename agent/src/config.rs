@@ -248,6 +248,8 @@ pub struct KernelConfig {
     pub bpffs: PathBuf,
     /// How long the tables count as current after the agent's last sign of life.
     pub lease: Duration,
+    /// The programs write a line for every connect that they decide on.
+    pub trace: bool,
 }
 
 /// HTTP limits and timeouts.

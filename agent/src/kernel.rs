@@ -27,6 +27,7 @@ pub mod reader;
 mod sys;
 pub mod tables;
 mod takeover;
+mod trace;
 pub mod twin;
 mod writer;
 
@@ -43,6 +44,7 @@ pub use events::{Events, Incoming};
 pub use pinner::Pinner;
 pub use probe::Proof;
 pub use reader::{Reader, SetTenants, Tenant};
+pub use trace::Trace;
 
 use self::{
     keeper::Keeper,
@@ -79,6 +81,7 @@ pub struct Kernel {
     shared: Arc<Shared>,
     /// What waits for the first publication.
     takeover: Option<Arc<Takeover>>,
+    trace: Option<Trace>,
     _locks: [Lock; 2],
 }
 
@@ -127,7 +130,8 @@ impl Kernel {
     /// Until the first [`Publish::publish`] the tables are those of the agent before; on a fresh machine there are
     /// none, and every connect passes.
     pub fn start(config: &KernelConfig) -> Result<Self, KernelError> {
-        Self::start_with(config, object().ok_or(KernelError::NotBuilt)?)
+        let object = if config.trace { object::trace_bytes() } else { object() };
+        Self::start_with(config, object.ok_or(KernelError::NotBuilt)?)
     }
 
     /// As [`Kernel::start`], with the programs of another build of the same layout: how an upgrade looks from the
@@ -149,19 +153,20 @@ impl Kernel {
         }
         let mut ebpf = load::load(object, &pins)?;
         let takeover = load::attach(&mut ebpf, &pins, &cgroup)?.map(Arc::new);
-        let shared = Arc::new(Shared::open(pins, cgroup)?);
-        Ok(Self { config: config.clone(), shared, takeover, _locks: locks })
+        let trace = config.trace.then(|| Trace::open(&mut ebpf)).transpose()?;
+        let shared = Arc::new(Shared::open(pins, cgroup, takeover.is_some())?);
+        Ok(Self { config: config.clone(), shared, takeover, trace, _locks: locks })
     }
 
     /// The writer of the tables. There is to be one.
     pub fn writer(&self) -> Result<Box<dyn Publish>, KernelError> {
         let writer = Writer::new(Arc::clone(&self.shared), self.config.fence)?;
-        Ok(Box::new(Keeper::new(writer, &self.shared.pins, self.config.lease, self.takeover.clone())?))
+        Ok(Box::new(Keeper::new(writer, Arc::clone(&self.shared), self.config.lease, self.takeover.clone())?))
     }
 
     /// Pins sockets.
     pub fn pinner(&self) -> Result<Pinner, KernelError> {
-        Pinner::new(self.shared.pins.open_map(revgate_common::layout::map::PINS)?)
+        self.shared.pins.map_of(revgate_common::layout::map::PINS).map(Pinner::new)
     }
 
     /// Reads counters, connections, tenants and memory.
@@ -173,6 +178,11 @@ impl Kernel {
     /// Hears of denied connects. There is to be one that does.
     pub fn events(&self) -> Result<Events, KernelError> {
         Events::open(&self.shared.pins)
+    }
+
+    /// The lines that the programs write, with `kernel.trace`; once.
+    pub fn trace(&mut self) -> Option<Trace> {
+        self.trace.take()
     }
 
     /// Proves that connects meet the programs, this process's and others' (K9). After the first publication.

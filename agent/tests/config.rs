@@ -112,7 +112,7 @@ fn f3_every_field_of_the_agent_document_is_read() {
     assert_eq!((agent.kernel.mode, agent.kernel.fence), (KernelMode::Required, FenceMode::Audit));
     assert_eq!(agent.kernel.cgroup.as_deref(), Some(Path::new("/sys/fs/cgroup/unified")));
     assert_eq!(agent.kernel.bpffs, Path::new("/run/revgate/bpf"));
-    assert_eq!(agent.kernel.lease, Duration::from_mins(2));
+    assert_eq!((agent.kernel.lease, agent.kernel.trace), (Duration::from_mins(2), true));
     assert_eq!(
         agent.http,
         HttpConfig {

@@ -157,13 +157,15 @@ fn config() -> impl Strategy<Value = Config> {
         option::of(path()),
         path(),
         (1000..=100_000_u64).prop_map(Duration::from_millis),
+        any::<bool>(),
     )
-        .prop_map(|(mode, fence, cgroup, bpffs, lease)| KernelConfig {
+        .prop_map(|(mode, fence, cgroup, bpffs, lease, trace)| KernelConfig {
             mode,
             fence,
             cgroup,
             bpffs,
             lease,
+            trace,
         });
     let shutdown = (0..=1000_u64, 0..=1000_u64).prop_map(|(delay, more)| ShutdownConfig {
         delay: Duration::from_millis(delay),

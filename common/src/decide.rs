@@ -12,9 +12,9 @@
 //!
 //! A VIP that is to deny when the agent is gone denies all of them from the end of its lease on.
 //!
-//! Pure: the tables, who is asking and the draws come through [`Tables`], so the connect hooks, their twin for
-//! `BPF_PROG_TEST_RUN` and the tests' shadow in user space run the same code. The verifier walks every path, so
-//! the paths meet again early: first a revision's range is chosen, then one piece of code picks from it.
+//! Pure: the tables come through [`Tables`], who is asking and the draws through [`Caller`], so the connect hooks, their
+//! twin for `BPF_PROG_TEST_RUN` and the tests' shadow in user space run the same code. The verifier walks every path,
+//! so the paths meet again early: first a revision's range is chosen, then one piece of code picks from it.
 
 use crate::{
     address::Address,
@@ -27,7 +27,7 @@ use crate::{
     pick,
 };
 
-/// What a decision may ask: the tables, and who is calling.
+/// What a decision may ask of what is published.
 pub trait Tables {
     /// What this VIP stands for, if it is one.
     fn vip(&self, at: &Address) -> Option<&Vip>;
@@ -36,16 +36,25 @@ pub trait Tables {
     /// The members' addresses, as one question after another to the same table: whose is this very key, port included?
     /// Asked for once in a decision, so that a swap between two questions shows in neither.
     fn members<'t>(&'t self) -> Option<impl Fn(&Address) -> Option<&'t Member>>;
+    /// The fence: one of the `FENCE_` values of the layout.
+    fn fence(&self) -> u32;
+}
+
+/// What a decision may ask of whoever connects, and of the moment.
+pub trait Caller {
     /// The pin of the calling socket.
     fn pin(&self) -> Option<&Pin>;
     /// Who the calling process is, if it is known.
-    fn source(&self) -> Option<&Source>;
-    /// The fence: one of the `FENCE_` values of the layout.
-    fn fence(&self) -> u32;
+    fn source(&self) -> Option<Source>;
     /// Whether the agent's last sign of life is older than its lease. Asked only for VIPs that want to know.
     fn lapsed(&self) -> bool;
     /// A uniform draw, independent of the others.
     fn draw(&self, of: Draw) -> u32;
+    /// Picks from a range, see [`index`]. The hooks have it as a function of its own for the verifier.
+    #[inline(always)]
+    fn index(&self, range: Range, to: &Address, family: Family) -> Option<u32> {
+        index(range, to, family, self.draw(Draw::Endpoint))
+    }
 }
 
 /// What is drawn; a decision draws each at most once.
@@ -92,8 +101,13 @@ pub struct Steer {
     pub epoch: u32,
     /// How the endpoint was found.
     pub how: Counter,
-    /// The caller is no agent: `getpeername` shows it the VIP.
-    pub hidden: bool,
+}
+
+/// Whether the caller of a steered connect is no agent, by its counter: `getpeername` then shows it the VIP.
+#[inline(always)]
+#[must_use]
+pub const fn hides(steered: u32) -> bool {
+    steered == Counter::SteeredOwn as u32 || steered == Counter::SteeredWeight as u32
 }
 
 /// `ECONNREFUSED` of `asm-generic/errno.h`.
@@ -115,35 +129,40 @@ pub const fn errno(denied: u32) -> i32 {
 
 /// Decides on a connect to `to`.
 #[inline(always)]
-pub fn decide<T: Tables>(tables: &T, to: &Address, family: Family) -> Verdict {
+pub fn decide<T: Tables, C: Caller>(tables: &T, caller: &C, to: &Address, family: Family) -> Verdict {
     match tables.vip(to) {
-        Some(vip) => match steer(tables, vip, to, family) {
+        Some(vip) => match steer(tables, caller, vip, to, family) {
             Ok(steer) => Verdict::Steer(steer),
             Err(denied) => Verdict::Deny(denied),
         },
-        None => fence(tables, to),
+        None => fence(tables, caller, to),
     }
 }
 
 /// The endpoints to pick from, and on whose behalf.
-struct Choice<'t> {
-    range: &'t Range,
+struct Choice {
+    range: Range,
     slot: u16,
     epoch: u32,
     how: Counter,
-    hidden: bool,
 }
 
 #[inline(always)]
-fn steer<T: Tables>(tables: &T, vip: &Vip, to: &Address, family: Family) -> Result<Steer, Counter> {
+fn steer<T: Tables, C: Caller>(
+    tables: &T,
+    caller: &C,
+    vip: &Vip,
+    to: &Address,
+    family: Family,
+) -> Result<Steer, Counter> {
     if vip.flags & VIP_PROBE != 0 {
         return Err(Counter::Probed);
     }
-    if vip.flags & VIP_LEASED != 0 && tables.lapsed() {
+    if vip.flags & VIP_LEASED != 0 && caller.lapsed() {
         return Err(Counter::DeniedLease);
     }
     let table = tables.set(vip.set).ok_or(Counter::DeniedBroken)?;
-    let choice = match tables.pin() {
+    let choice = match caller.pin() {
         Some(pin) => {
             if pin.kind != PIN_REVISION {
                 return Err(Counter::DeniedUnpinnedAgent);
@@ -161,65 +180,50 @@ fn steer<T: Tables>(tables: &T, vip: &Vip, to: &Address, family: Family) -> Resu
                         slot: pin.slot,
                         epoch: pin.epoch,
                         how,
-                        hidden: false,
                     });
                 }
                 how = Counter::Repicked;
             }
-            Choice { range, slot: pin.slot, epoch: pin.epoch, how, hidden: false }
+            Choice { range, slot: pin.slot, epoch: pin.epoch, how }
         }
-        None => unpinned(tables, table, vip)?,
+        None => unpinned(caller, table, vip)?,
     };
-    let endpoint = pick(table, choice.range, to, family, tables.draw(Draw::Endpoint))
-        .ok_or(Counter::DeniedNoEndpoint)?;
-    Ok(Steer {
-        endpoint,
-        set: vip.set,
-        slot: choice.slot,
-        epoch: choice.epoch,
-        how: choice.how,
-        hidden: choice.hidden,
-    })
+    let index = caller.index(choice.range, to, family).ok_or(Counter::DeniedNoEndpoint)?;
+    let endpoint = *at(&table.endpoints, index as usize);
+    Ok(Steer { endpoint, set: vip.set, slot: choice.slot, epoch: choice.epoch, how: choice.how })
 }
 
 /// For a caller without a pin: its own revision where it is a member of the set, else by weight.
 #[inline(always)]
-fn unpinned<'t, T: Tables>(tables: &T, table: &'t SetTable, vip: &Vip) -> Result<Choice<'t>, Counter> {
+fn unpinned<C: Caller>(caller: &C, table: &SetTable, vip: &Vip) -> Result<Choice, Counter> {
     if vip.flags & VIP_ANCHOR != 0 {
         return Err(Counter::DeniedForeign);
     }
-    if let Some(source) = tables.source()
+    if let Some(source) = caller.source()
         && source.kind == SOURCE_MEMBER
         && source.set == vip.set
     {
         let range = own(table, source.slot, source.epoch, vip.role).ok_or(Counter::DeniedNoRevision)?;
-        return Ok(Choice {
-            range,
-            slot: source.slot,
-            epoch: source.epoch,
-            how: Counter::SteeredOwn,
-            hidden: true,
-        });
+        return Ok(Choice { range, slot: source.slot, epoch: source.epoch, how: Counter::SteeredOwn });
     }
     if vip.flags & VIP_MEMBERS_ONLY != 0 {
         return Err(Counter::DeniedForeign);
     }
     if table.flags & SET_UNGATED != 0 {
-        let range = at(&table.any, usize::from(vip.role));
-        return Ok(Choice { range, slot: ANY_SLOT, epoch: 0, how: Counter::SteeredWeight, hidden: true });
+        let range = *at(&table.any, usize::from(vip.role));
+        return Ok(Choice { range, slot: ANY_SLOT, epoch: 0, how: Counter::SteeredWeight });
     }
     if table.ranks == 0 {
         return Err(Counter::DeniedNoRevision);
     }
-    let rank = pick::rank(&table.last, tables.draw(Draw::Revision));
+    let rank = pick::rank(&table.last, caller.draw(Draw::Revision));
     let slot = u16::from(*at(&table.slot_of_rank, rank));
     let tenant = at(&table.slots, usize::from(slot));
     Ok(Choice {
-        range: at(&tenant.ranges, usize::from(vip.role)),
+        range: *at(&tenant.ranges, usize::from(vip.role)),
         slot,
         epoch: tenant.epoch,
         how: Counter::SteeredWeight,
-        hidden: true,
     })
 }
 
@@ -227,12 +231,12 @@ fn unpinned<'t, T: Tables>(tables: &T, table: &'t SetTable, vip: &Vip) -> Result
 ///
 /// Whether the revision is eligible is not asked: work in flight on a draining revision finishes there.
 #[inline(always)]
-fn own(table: &SetTable, slot: u16, epoch: u32, role: u16) -> Option<&Range> {
+fn own(table: &SetTable, slot: u16, epoch: u32, role: u16) -> Option<Range> {
     let tenant = at(&table.slots, usize::from(slot));
     if epoch == 0 || tenant.epoch != epoch {
         return None;
     }
-    Some(at(&tenant.ranges, usize::from(role)))
+    Some(*at(&tenant.ranges, usize::from(role)))
 }
 
 /// Whether the pinned endpoint is still an endpoint of that revision and role.
@@ -253,18 +257,15 @@ fn reaches(family: Family, endpoint: &Address) -> bool {
     family == Family::V6 || endpoint.is_v4()
 }
 
-/// One of the range, of the VIP's family where the socket leaves a choice and there is one.
+/// The index of one of a range: of the VIP's family, where the socket leaves a choice and there is one.
 #[inline(always)]
-fn pick(table: &SetTable, range: &Range, to: &Address, family: Family, draw: u32) -> Option<Address> {
+#[must_use]
+pub fn index(range: Range, to: &Address, family: Family, draw: u32) -> Option<u32> {
     let (mut start, mut count) = (range.v4_start, range.v4_count);
     if family == Family::V6 && range.v6_count != 0 && (count == 0 || !to.is_v4()) {
         (start, count) = (range.v6_start, range.v6_count);
     }
-    if count == 0 {
-        return None;
-    }
-    let index = u32::from(start) + pick::index(draw, u32::from(count));
-    Some(*at(&table.endpoints, index as usize))
+    (count != 0).then(|| u32::from(start) + pick::index(draw, u32::from(count)))
 }
 
 /// An element by an index that is masked, not checked: no panic path, and a bound that the verifier sees.
@@ -279,14 +280,14 @@ fn at<T, const N: usize>(array: &[T; N], index: usize) -> &T {
 
 /// A connect straight to an address that is no VIP.
 #[inline(always)]
-fn fence<T: Tables>(tables: &T, to: &Address) -> Verdict {
+fn fence<T: Tables, C: Caller>(tables: &T, caller: &C, to: &Address) -> Verdict {
     let member = tables.members().and_then(|whose| match whose(&to.any_port()) {
         Some(member) if member.flags & MEMBER_BY_PORT != 0 => whose(to),
         whole => whole,
     });
     let Some(member) = member else { return Verdict::Pass };
     let fence = tables.fence();
-    if fence == FENCE_OFF || may_reach(tables, member) {
+    if fence == FENCE_OFF || may_reach(tables, caller, member) {
         Verdict::Pass
     } else if fence == FENCE_AUDIT {
         Verdict::Audit
@@ -296,12 +297,12 @@ fn fence<T: Tables>(tables: &T, to: &Address) -> Verdict {
 }
 
 #[inline(always)]
-fn may_reach<T: Tables>(tables: &T, member: &Member) -> bool {
-    if let Some(pin) = tables.pin() {
+fn may_reach<T: Tables, C: Caller>(tables: &T, caller: &C, member: &Member) -> bool {
+    if let Some(pin) = caller.pin() {
         return pin.kind != PIN_REVISION
             || (pin.set == member.set && pin.slot == member.slot && pin.epoch == member.epoch);
     }
-    match tables.source() {
+    match caller.source() {
         // Epoch 0 is of a revision without a slot: it is nobody's own.
         Some(source) if source.kind == SOURCE_MEMBER && source.set == member.set => {
             source.slot == member.slot && source.epoch == member.epoch && source.epoch != 0

@@ -82,8 +82,8 @@ pub mod map {
     ];
 }
 
-/// The endpoints of one revision (or of all) in one role, as two runs of [`SetTable::endpoints`].
-#[repr(C)]
+/// The endpoints of one revision (or of all) in one role, as two runs of [`SetTable::endpoints`]. One word, read at once.
+#[repr(C, align(8))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 pub struct Range {
     /// Where the IPv4 endpoints start.
@@ -351,10 +351,6 @@ pub struct Event {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 pub struct EventAccount {
-    /// The outcome that is told now, for the programs alone.
-    pub outcome: u32,
-    /// Always 0.
-    pub zero: u32,
     /// The window that is counted now.
     pub window: u64,
     /// Events in it.

@@ -5,7 +5,11 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{address::Address, decide::Verdict, layout};
+use crate::{
+    address::Address,
+    decide::{Verdict, hides},
+    layout,
+};
 
 /// The name of the program.
 pub const PROGRAM: &str = "decide";
@@ -79,7 +83,7 @@ impl From<Verdict> for Answer {
                 epoch: steer.epoch,
                 set: steer.set,
                 slot: steer.slot,
-                hidden: u32::from(steer.hidden),
+                hidden: u32::from(hides(steer.how as u32)),
             },
         }
     }

@@ -1,20 +1,20 @@
 //! `connect`: the decision carried out.
 
 use aya_ebpf::{
-    helpers::{bpf_get_current_ancestor_cgroup_id, bpf_get_prandom_u32, bpf_ktime_get_ns, bpf_set_retval},
+    helpers::{bpf_get_prandom_u32, bpf_ktime_get_ns},
     macros::cgroup_sock_addr,
     programs::SockAddrContext,
 };
 use revgate_common::{
     address::{self, Address},
     counter::Counter,
-    decide::{self, Draw, Family, Tables, Verdict},
-    layout::{FENCE_OFF, Member, Pin, SOURCE_LEVELS, SetTable, Source, Vip},
+    decide::{self, Caller, Draw, Family, Verdict},
+    layout::{Pin, Range, Source},
 };
 
 use crate::{
-    ctx6, events,
-    maps::{self, PINS},
+    caller, ctx6, fate,
+    maps::{self, Published},
 };
 
 /// `IPPROTO_TCP`.
@@ -25,9 +25,9 @@ const UDP: u32 = 17;
 const MPTCP: u32 = 262;
 
 /// The hook lets the connect go on.
-const GO: i32 = 1;
+pub(crate) const GO: i32 = 1;
 /// The hook fails the connect, with the return value set before.
-const FAIL: i32 = 0;
+pub(crate) const FAIL: i32 = 0;
 
 #[cgroup_sock_addr(connect4)]
 fn connect4(ctx: SockAddrContext) -> i32 {
@@ -82,106 +82,36 @@ enum Next {
 
 #[inline(always)]
 fn run(ctx: &SockAddrContext, to: &Address, family: Family) -> Next {
-    let live = Live { ctx };
-    let outcome = match decide::decide(&live, to, family) {
+    let refused = match decide::decide(&Published, &Live { ctx }, to, family) {
         Verdict::Pass => {
             maps::forget_peer(ctx);
             return Next::Go;
         }
         Verdict::Steer(steer) => {
-            maps::count(steer.how as u32);
-            maps::remember_peer(ctx, to, &steer);
+            let tenant = fate::tenant(steer.set, steer.slot, steer.epoch);
+            let _ = fate::steered(ctx.sock_addr, to, &raw const steer.endpoint, tenant, steer.how as u32);
             return Next::To(steer.endpoint);
         }
         Verdict::Audit => Counter::AuditedFence,
         Verdict::Deny(outcome) => outcome,
     };
-    maps::forget_peer(ctx);
-    let outcome = events::tell(&live, to, outcome);
-    maps::count(outcome);
-    if outcome == Counter::AuditedFence as u32 {
-        return Next::Go;
-    }
-    // SAFETY: a helper without memory arguments. It fails only for values that are no error numbers.
-    let _ = unsafe { bpf_set_retval(-decide::errno(outcome)) };
-    Next::Fail
+    if fate::refused(ctx.sock_addr, to, refused as u32) == GO { Next::Go } else { Next::Fail }
 }
 
-/// The published tables, for the socket and the process that connect now.
-pub(crate) struct Live<'a> {
+/// The socket and the process that connect now.
+struct Live<'a> {
     ctx: &'a SockAddrContext,
 }
 
-impl Live<'_> {
-    /// The protocol of the socket.
-    #[inline(always)]
-    pub(crate) fn protocol(&self) -> u32 {
-        // SAFETY: the kernel hands every run a valid context.
-        unsafe { (*self.ctx.sock_addr).protocol }
-    }
-
-    /// The levels at which Pods' cgroups are, as in the settings.
-    #[inline(always)]
-    fn levels() -> u32 {
-        maps::settings().map_or(0, |settings| settings.source_levels)
-    }
-
-    /// The cgroups of the process at these levels. Straight on, with nothing for the verifier to walk twice.
-    #[inline(always)]
-    pub(crate) fn ancestors() -> [u64; SOURCE_LEVELS] {
-        let levels = Self::levels();
-        [ancestor(levels), ancestor(levels >> 8), ancestor(levels >> 16), ancestor(levels >> 24)]
-    }
-}
-
-/// The cgroup above the process (or its own) at the level in the lowest byte; 0 for a level below its own.
-#[inline(always)]
-fn ancestor(level: u32) -> u64 {
-    // SAFETY: a helper without memory arguments.
-    unsafe { bpf_get_current_ancestor_cgroup_id((level & 0xff).cast_signed()) }
-}
-
-impl Tables for Live<'_> {
-    #[inline(always)]
-    fn vip(&self, at: &Address) -> Option<&Vip> {
-        maps::vip(at)
-    }
-
-    #[inline(always)]
-    fn set(&self, set: u16) -> Option<&SetTable> {
-        maps::set(set)
-    }
-
-    #[inline(always)]
-    fn members<'t>(&'t self) -> Option<impl Fn(&Address) -> Option<&'t Member>> {
-        maps::members()
-    }
-
+impl Caller for Live<'_> {
     #[inline(always)]
     fn pin(&self) -> Option<&Pin> {
-        // SAFETY: the socket is the context's own. The agent does not write a pin while its socket connects.
-        unsafe { PINS.get_ptr_mut(self.ctx).as_ref() }
-    }
-
-    /// Processes are known by their Pod's cgroup, some levels above their container's.
-    #[inline(always)]
-    fn source(&self) -> Option<&Source> {
-        let mut levels = Self::levels();
-        let mut tried = 0;
-        // Not a range: its iterator costs the verifier more than all the rest.
-        while tried < SOURCE_LEVELS && levels != 0 {
-            if let Some(source) = maps::source(ancestor(levels)) {
-                return Some(source);
-            }
-            levels >>= 8;
-            tried += 1;
-        }
-        None
+        maps::pin(self.ctx)
     }
 
     #[inline(always)]
-    fn fence(&self) -> u32 {
-        maps::settings().map_or(FENCE_OFF, |settings| settings.fence)
+    fn source(&self) -> Option<Source> {
+        caller::unpack(caller::source())
     }
 
     #[inline(always)]
@@ -194,5 +124,11 @@ impl Tables for Live<'_> {
     fn draw(&self, _of: Draw) -> u32 {
         // SAFETY: a helper without arguments.
         unsafe { bpf_get_prandom_u32() }
+    }
+
+    #[inline(always)]
+    fn index(&self, range: Range, to: &Address, family: Family) -> Option<u32> {
+        let index = fate::index(bytemuck::cast(range), to, u32::from(family == Family::V6));
+        (index != fate::NONE).then_some(index)
     }
 }

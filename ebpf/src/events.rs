@@ -3,11 +3,12 @@
 //! Nothing depends on it: with a full ring, or no agent that reads it, an event is counted as lost and the connect has
 //! the same fate.
 
-use aya_ebpf::helpers::{bpf_get_current_cgroup_id, bpf_ktime_get_ns};
+use aya_ebpf::{
+    helpers::{bpf_get_current_cgroup_id, bpf_ktime_get_ns},
+    programs::SockAddrContext,
+};
 use revgate_common::{
     address::Address,
-    counter::Counter,
-    decide::Tables,
     layout::{
         CALLER_AGENT, CALLER_PINNED, CALLER_PROCESS, EVENT_WINDOW_SHIFT, EVENTS_PER_WINDOW, EventAccount,
         PIN_REVISION, Pin,
@@ -15,37 +16,30 @@ use revgate_common::{
 };
 
 use crate::{
-    connect::Live,
+    caller,
     maps::{self, EVENTS},
 };
 
-/// Tells of one connect, if it is its turn, and gives back the index of its outcome.
-///
-/// The index comes back out of a map: a number of which the verifier knows nothing, so that it walks what follows once
-/// and not once per outcome.
+/// Tells of one connect, if it is its turn.
 #[inline(always)]
-pub(crate) fn tell(live: &Live<'_>, to: &Address, outcome: Counter) -> u32 {
-    let Some(account) = maps::event_account() else { return outcome as u32 };
-    // SAFETY: a reference to a field.
-    let outcome = unsafe {
-        (&raw mut account.outcome).write_volatile(outcome as u32);
-        (&raw const account.outcome).read_volatile()
-    };
+pub(crate) fn tell(ctx: &SockAddrContext, to: &Address, outcome: u32) {
+    let Some(account) = maps::event_account() else { return };
     if sampled(account) {
-        send(account, live, to, outcome);
+        send(account, ctx, to, outcome);
     } else {
         account.skipped += 1;
     }
-    outcome
 }
 
 #[inline(always)]
-fn send(account: &mut EventAccount, live: &Live<'_>, to: &Address, outcome: u32) {
-    let (caller, pin) = match live.pin() {
+fn send(account: &mut EventAccount, ctx: &SockAddrContext, to: &Address, outcome: u32) {
+    let (caller, pin) = match maps::pin(ctx) {
         Some(pin) => (if pin.kind == PIN_REVISION { CALLER_PINNED } else { CALLER_AGENT }, *pin),
         None => (CALLER_PROCESS, NO_PIN),
     };
-    let ancestors = Live::ancestors();
+    // SAFETY: the kernel hands every run a valid context.
+    let protocol = unsafe { (*ctx.sock_addr).protocol };
+    let ancestors = caller::ancestors();
     // SAFETY: a helper without arguments.
     let cgroup = unsafe { bpf_get_current_cgroup_id() };
     let Some(mut entry) = EVENTS.reserve(0) else {
@@ -64,7 +58,7 @@ fn send(account: &mut EventAccount, live: &Live<'_>, to: &Address, outcome: u32)
         (*event).epoch = pin.epoch;
         (*event).set = pin.set;
         (*event).slot = pin.slot;
-        (*event).protocol = live.protocol();
+        (*event).protocol = protocol;
     }
     account.sent += 1;
     entry.submit(0);

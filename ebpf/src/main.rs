@@ -7,7 +7,8 @@
 //! | `count` | TCP state changes | [`count`] |
 //! | `decide` | none: runs a decision for tests (`BPF_PROG_TEST_RUN` does not know the connect hooks) | [`twin`] |
 //!
-//! What is decided is in `revgate_common::decide`; here is how the kernel is asked and told. Entry points return
+//! Who is calling is in [`caller`], what follows a decision in [`fate`], its traces in [`events`] and, for diagnosis,
+//! [`trace`]. What is decided is in `revgate_common::decide`; here is how the kernel is asked and told. Entry points return
 //! what the hook expects: 1 goes on, 0 fails with the set return value.
 #![no_std]
 #![no_main]
@@ -19,12 +20,15 @@
 #![expect(clippy::needless_pass_by_value, reason = "aya's macros hand the context over by value")]
 #![expect(unsafe_code, reason = "every line here speaks to the kernel")]
 
+mod caller;
 mod connect;
 mod count;
 mod ctx6;
 mod events;
+mod fate;
 mod maps;
 mod peer;
+mod trace;
 mod twin;
 
 /// The licence that the kernel asks of a program that calls its GPL-only helpers.

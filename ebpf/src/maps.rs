@@ -9,10 +9,10 @@ use aya_ebpf::{
 use revgate_common::{
     address::Address,
     counter::Counter,
-    decide::Steer,
+    decide::Tables,
     layout::{
-        ConnectionKey, Connections, EVENT_BYTES, Event, EventAccount, MAX_CONNECTION_ENTRIES, MAX_SETS,
-        Member, PEER_HIDDEN, Peer, Pin, SetTable, Settings, Source, TABLE_FLAGS, Vip,
+        ConnectionKey, Connections, EVENT_BYTES, Event, EventAccount, FENCE_OFF, MAX_CONNECTION_ENTRIES,
+        MAX_SETS, Member, Peer, Pin, SetTable, Settings, Source, TABLE_FLAGS, Vip,
     },
 };
 
@@ -30,7 +30,7 @@ static MEMBERS: ArrayOfMaps<Table<Address, Member>, 1> = ArrayOfMaps::new();
 #[btf_map]
 static SOURCES: ArrayOfMaps<Table<u64, Source>, 1> = ArrayOfMaps::new();
 #[btf_map]
-pub(crate) static PINS: SkStorage<Pin> = SkStorage::new();
+static PINS: SkStorage<Pin> = SkStorage::new();
 #[btf_map]
 pub(crate) static PEERS: SkStorage<Peer> = SkStorage::new();
 #[btf_map]
@@ -51,32 +51,40 @@ pub(crate) static EVENTS: RingBuf<Event, EVENT_BYTES> = RingBuf::new();
 #[btf_map]
 static EVENT_ACCOUNTS: PerCpuArray<EventAccount, 1> = PerCpuArray::new();
 
-/// The table of a set.
-#[inline(always)]
-pub(crate) fn set<'a>(set: u16) -> Option<&'a SetTable> {
-    SETS.get_value(u32::from(set), &0)
+/// What is published, as a decision asks for it.
+pub(crate) struct Published;
+
+impl Tables for Published {
+    #[inline(always)]
+    fn vip(&self, at: &Address) -> Option<&Vip> {
+        // SAFETY: inner tables are written once, before they are published, so no element behind a reference changes.
+        unsafe { VIPS.get(0)?.get(at) }
+    }
+
+    #[inline(always)]
+    fn set(&self, set: u16) -> Option<&SetTable> {
+        SETS.get_value(u32::from(set), &0)
+    }
+
+    #[inline(always)]
+    fn members<'t>(&'t self) -> Option<impl Fn(&Address) -> Option<&'t Member>> {
+        let table = MEMBERS.get(0)?;
+        // SAFETY: as for `vip`.
+        Some(move |at: &Address| unsafe { table.get(at) })
+    }
+
+    #[inline(always)]
+    fn fence(&self) -> u32 {
+        settings().map_or(FENCE_OFF, |settings| settings.fence)
+    }
 }
 
-/// What a VIP stands for.
+/// Who runs in a cgroup: one table for every question.
 #[inline(always)]
-pub(crate) fn vip<'a>(at: &Address) -> Option<&'a Vip> {
-    // SAFETY: inner tables are written once, before they are published, so no element behind a reference changes.
-    unsafe { VIPS.get(0)?.get(at) }
-}
-
-/// Whose an address is: one table for every question.
-#[inline(always)]
-pub(crate) fn members<'a>() -> Option<impl Fn(&Address) -> Option<&'a Member>> {
-    let table = MEMBERS.get(0)?;
-    // SAFETY: as for `vip`.
-    Some(move |at: &Address| unsafe { table.get(at) })
-}
-
-/// Who runs in a cgroup.
-#[inline(always)]
-pub(crate) fn source<'a>(cgroup: u64) -> Option<&'a Source> {
-    // SAFETY: as for `vip`.
-    unsafe { SOURCES.get(0)?.get(cgroup) }
+pub(crate) fn sources<'a>() -> Option<impl Fn(u64) -> Option<&'a Source>> {
+    let table = SOURCES.get(0)?;
+    // SAFETY: as for [`Published`].
+    Some(move |cgroup: u64| unsafe { table.get(cgroup) })
 }
 
 /// The settings; `None` cannot happen, an array of one has its element.
@@ -108,21 +116,11 @@ pub(crate) fn event_account<'a>() -> Option<&'a mut EventAccount> {
     unsafe { EVENT_ACCOUNTS.get_ptr_mut(0)?.as_mut() }
 }
 
-/// Remembers where a socket was steered. When the kernel is out of memory the connect goes on: the socket then
-/// shows its true peer and is not counted.
-///
-/// Field by field: a copy of the whole would be a loop over its bytes.
+/// The pin of the socket.
 #[inline(always)]
-pub(crate) fn remember_peer(ctx: &SockAddrContext, vip: &Address, steer: &Steer) {
-    // SAFETY: the socket is the context's own, and the pointer is checked; only a connect writes it, and a socket
-    // connects in one place at a time.
-    let Some(peer) = (unsafe { PEERS.get_or_insert_ptr_mut(ctx, None).as_mut() }) else { return };
-    peer.vip = *vip;
-    peer.endpoint = steer.endpoint;
-    peer.set = steer.set;
-    peer.slot = steer.slot;
-    peer.epoch = steer.epoch;
-    peer.flags = if steer.hidden { PEER_HIDDEN } else { 0 };
+pub(crate) fn pin<'a>(ctx: &SockAddrContext) -> Option<&'a Pin> {
+    // SAFETY: the socket is the context's own. The agent does not write a pin while its socket connects.
+    unsafe { PINS.get_ptr_mut(ctx).as_ref() }
 }
 
 /// Forgets where a socket was steered before, if it was.

@@ -2,13 +2,12 @@
 
 use aya_ebpf::{macros::classifier, programs::TcContext};
 use revgate_common::{
-    address::Address,
-    decide::{self, Draw, Family, Tables, Verdict},
-    layout::{FENCE_OFF, Member, Pin, SetTable, Source, Vip},
+    decide::{self, Caller, Draw, Family, Verdict},
+    layout::{Pin, Source},
     twin::{AUDIT, Answer, DENY, NO_PIN, PASS, Trial},
 };
 
-use crate::maps;
+use crate::maps::{self, Published};
 
 /// The run worked (`TC_ACT_OK`); the packet holds the answer.
 const WORKED: i32 = 0;
@@ -23,7 +22,7 @@ fn decide(ctx: TcContext) -> i32 {
     if ctx.store(0, &NOTHING, 0).is_err() {
         return TOO_SHORT;
     }
-    let told = match decide::decide(&Trying(&trial), &trial.to, family) {
+    let told = match decide::decide(&Published, &Trying(&trial), &trial.to, family) {
         Verdict::Pass => ctx.store(0, &PASS, 0),
         Verdict::Audit => ctx.store(0, &AUDIT, 0),
         Verdict::Deny(counter) => ctx.store(0, &[DENY, counter as u32], 0),
@@ -35,38 +34,18 @@ fn decide(ctx: TcContext) -> i32 {
 /// An answer without anything in it: what an arm does not say. Static for the reason given in `count`.
 static NOTHING: [u8; size_of::<Answer>()] = [0; size_of::<Answer>()];
 
-/// The published tables, for the caller that the packet describes.
+/// The caller that the packet describes.
 struct Trying<'a>(&'a Trial);
 
-impl Tables for Trying<'_> {
-    #[inline(always)]
-    fn vip(&self, at: &Address) -> Option<&Vip> {
-        maps::vip(at)
-    }
-
-    #[inline(always)]
-    fn set(&self, set: u16) -> Option<&SetTable> {
-        maps::set(set)
-    }
-
-    #[inline(always)]
-    fn members<'t>(&'t self) -> Option<impl Fn(&Address) -> Option<&'t Member>> {
-        maps::members()
-    }
-
+impl Caller for Trying<'_> {
     #[inline(always)]
     fn pin(&self) -> Option<&Pin> {
         (self.0.pin.kind != NO_PIN).then_some(&self.0.pin)
     }
 
     #[inline(always)]
-    fn source(&self) -> Option<&Source> {
-        maps::source(self.0.cgroup)
-    }
-
-    #[inline(always)]
-    fn fence(&self) -> u32 {
-        maps::settings().map_or(FENCE_OFF, |settings| settings.fence)
+    fn source(&self) -> Option<Source> {
+        maps::sources().and_then(|whose| whose(self.0.cgroup).copied())
     }
 
     #[inline(always)]

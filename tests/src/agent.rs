@@ -62,7 +62,7 @@ plugins:
 ---
 apiVersion: revgate.dev/v1alpha1
 kind: AgentConfig
-kernel: {{mode: auto, cgroup: {cgroup}, bpffs: {bpffs}, lease: {lease}}}
+kernel: {{mode: auto, cgroup: {cgroup}, bpffs: {bpffs}, lease: {lease}, trace: false}}
 source: {{file: {{path: {pods}}}}}
 admin: {{address: '{admin}'}}
 shutdown: {{delay: 0s, deadline: 1s}}
@@ -79,17 +79,41 @@ vips:
         self.files.path().join(name)
     }
 
+    /// Sets `kernel.trace` for the next start.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot.
+    pub fn trace(&self, on: bool) {
+        let path = self.file("revgate.yaml");
+        let text = fs::read_to_string(&path).expect("written before");
+        let text = text.replace(&format!("trace: {}", !on), &format!("trace: {on}"));
+        fs::write(path, text).expect("written");
+    }
+
     /// Replaces the list of Pods.
     ///
     /// # Panics
     ///
     /// When it cannot.
     pub fn pods(&self, pods: &[Pod<'_>]) {
+        self.pods_in(pods, None);
+    }
+
+    /// The same; the processes of the first are in a cgroup.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot.
+    pub fn pods_in(&self, pods: &[Pod<'_>], cgroup: Option<&Path>) {
         let mut text = String::new();
-        for (revision, role, ip) in pods {
+        for (at, (revision, role, ip)) in pods.iter().enumerate() {
+            let cgroup = cgroup
+                .filter(|_| at == 0)
+                .map_or_else(String::new, |cgroup| format!("cgroup: '{}', ", cgroup.display()));
             let _ = writeln!(
                 text,
-                "- {{name: 'p-{ip}', uid: 'u-{ip}', ip: '{ip}', labels: {{app: llm, \
+                "- {{name: 'p-{ip}', uid: 'u-{ip}', ip: '{ip}', {cgroup}labels: {{app: llm, \
                  disaggregatedset.x-k8s.io/revision: {revision}, disaggregatedset.x-k8s.io/role: {role}}}}}"
             );
         }
@@ -180,6 +204,30 @@ vips:
     pub fn second(&self) -> (ExitStatus, String) {
         let output = self.command().stderr(Stdio::piped()).output().expect("another one starts");
         (output.status, String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    /// What the one that runs, or ran last, has logged so far.
+    ///
+    /// # Panics
+    ///
+    /// When it never ran.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.file("log")).expect("a log")
+    }
+
+    /// What `revgate status` shows in a form.
+    ///
+    /// # Panics
+    ///
+    /// When it fails.
+    #[must_use]
+    pub fn status(&self, form: &str) -> String {
+        let mut command = Command::new(&self.program);
+        let output = command.args(["status", "-o", form, "--admin", &self.admin.to_string()]).output();
+        let output = output.expect("it runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
     }
 
     /// SIGKILL; returns when it is gone.

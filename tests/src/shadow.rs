@@ -3,7 +3,7 @@
 use revgate::{config::FenceMode, kernel::tables::Tables};
 use revgate_common::{
     address::Address,
-    decide::{self, Draw, Family},
+    decide::{self, Caller, Draw, Family},
     layout::{Member, Pin, SetTable, Source, Vip},
     twin::{Answer, NO_PIN, Trial},
 };
@@ -24,47 +24,48 @@ pub fn tables(world: &World) -> Tables {
 #[must_use]
 pub fn decide(tables: &Tables, trial: &Trial) -> Answer {
     let family = if trial.family == 4 { Family::V4 } else { Family::V6 };
-    decide::decide(&Shadow { tables, trial }, &trial.to, family).into()
+    decide::decide(&Published(tables), &Trying(tables, trial), &trial.to, family).into()
 }
 
-struct Shadow<'a> {
-    tables: &'a Tables,
-    trial: &'a Trial,
-}
+struct Published<'a>(&'a Tables);
 
-impl decide::Tables for Shadow<'_> {
+impl decide::Tables for Published<'_> {
     fn vip(&self, at: &Address) -> Option<&Vip> {
-        self.tables.vips.get(at)
+        self.0.vips.get(at)
     }
 
     fn set(&self, set: u16) -> Option<&SetTable> {
-        self.tables.sets.get(usize::from(set)).map(|table| &**table)
+        self.0.sets.get(usize::from(set)).map(|table| &**table)
     }
 
     fn members<'t>(&'t self) -> Option<impl Fn(&Address) -> Option<&'t Member>> {
-        Some(|at: &Address| self.tables.members.get(at))
-    }
-
-    fn pin(&self) -> Option<&Pin> {
-        (self.trial.pin.kind != NO_PIN).then_some(&self.trial.pin)
-    }
-
-    fn source(&self) -> Option<&Source> {
-        self.tables.sources.get(&self.trial.cgroup)
+        Some(|at: &Address| self.0.members.get(at))
     }
 
     fn fence(&self) -> u32 {
-        self.tables.settings.fence
+        self.0.settings.fence
+    }
+}
+
+struct Trying<'a>(&'a Tables, &'a Trial);
+
+impl Caller for Trying<'_> {
+    fn pin(&self) -> Option<&Pin> {
+        (self.1.pin.kind != NO_PIN).then_some(&self.1.pin)
+    }
+
+    fn source(&self) -> Option<Source> {
+        self.0.sources.get(&self.1.cgroup).copied()
     }
 
     fn lapsed(&self) -> bool {
-        self.trial.lapsed != 0
+        self.1.lapsed != 0
     }
 
     fn draw(&self, of: Draw) -> u32 {
         match of {
-            Draw::Revision => self.trial.draw_revision,
-            Draw::Endpoint => self.trial.draw_endpoint,
+            Draw::Revision => self.1.draw_revision,
+            Draw::Endpoint => self.1.draw_endpoint,
         }
     }
 }

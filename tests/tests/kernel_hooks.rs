@@ -4,6 +4,7 @@
 use std::{
     io::{self, Read, Write},
     net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
+    os::fd::AsRawFd,
     thread,
 };
 
@@ -102,6 +103,16 @@ fn listening(ip: &str) -> SocketAddr {
     address
 }
 
+/// Has a connect wait for data to send with it.
+#[expect(unsafe_code, reason = "an option that no crate here has a name for")]
+fn connect_with_first_write(socket: &Socket) -> io::Result<()> {
+    let (on, size) = (1_i32, libc::socklen_t::try_from(size_of::<i32>()).unwrap());
+    let (fd, value) = (socket.as_raw_fd(), (&raw const on).cast());
+    // SAFETY: the option's value is an int that lives through the call.
+    let set = unsafe { libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT, value, size) };
+    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 #[test]
 fn data_sent_with_tcp_fast_open_goes_where_a_connect_would() {
     let Some(mut node) = Node::enter("fastopen", FenceMode::Enforce) else { return };
@@ -132,9 +143,28 @@ fn data_sent_with_tcp_fast_open_goes_where_a_connect_would() {
     }
     assert_eq!(count(&node, Counter::SteeredWeight), 4);
 
+    // The hooks see the `connect`, which does not wait; the first write is what goes out with the cookie.
+    let defer = |to: SocketAddr, domain| {
+        let socket = tcp_socket(domain);
+        connect_with_first_write(&socket).unwrap();
+        socket.connect(&to.into()).map(|()| socket)
+    };
+    for (to, domain) in [(stage.vip, Domain::IPV4), (mapped(stage.vip), Domain::IPV6)] {
+        for _ in 0..2 {
+            let socket = defer(to, domain).unwrap();
+            (&socket).write_all(b"hello").unwrap();
+            assert_eq!(echo::answer(&mut &socket).unwrap(), stage.a);
+            assert_eq!(peer(&socket), Some(to));
+        }
+    }
+    assert_eq!(count(&node, Counter::SteeredWeight), 8);
+
     let (in_b, pod_b) = node.pod_cgroup("b");
     node.publish(&stage.paused().source(pod_b, "b").snapshot(2));
     let failed = |result: io::Result<Socket>| result.err().and_then(|error| error.raw_os_error());
+    assert_eq!(failed(defer(stage.vip, Domain::IPV4)), EHOSTUNREACH);
+    let fenced = node::inside(&in_b, node.cgroup(), || defer(stage.a, Domain::IPV4));
+    assert_eq!(failed(fenced), ECONNREFUSED);
     assert_eq!(failed(open(stage.vip, Domain::IPV4)), EHOSTUNREACH);
     let fenced = node::inside(&in_b, node.cgroup(), || open(stage.a, Domain::IPV4));
     assert_eq!(failed(fenced), ECONNREFUSED);

@@ -24,7 +24,7 @@ use tokio::{
     task::JoinSet,
     time::MissedTickBehavior,
 };
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::{
     config_file::ConfigFile,
@@ -35,6 +35,7 @@ use crate::{
     cluster::Change,
     config::Config,
     fatal::Indispensable,
+    kernel::Trace,
     observe::{
         Readiness, Scene,
         admin::{self, Admin},
@@ -97,7 +98,7 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     let readiness = Readiness::default();
     let (source, health) = source::Source::open(&config.agent).await.map_err(Failure::failed)?;
     let reload = Arc::new(ReloadHealth::new(file.path.display().to_string(), SystemTime::now()));
-    let kernel = kernel::Side::open(&config.agent.kernel).map_err(Failure::failed)?;
+    let mut kernel = kernel::Side::open(&config.agent.kernel).map_err(Failure::failed)?;
 
     let mut state = State::new(Arc::clone(&config), kernel.tenants(), kernel.last_generation());
     let published = Arc::new(ArcSwap::from_pointee(state.build()));
@@ -155,6 +156,9 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     }
     let (latest, followed) = watch::channel(Arc::clone(&config));
     tasks.spawn(source.follow(followed, changes, health));
+    if let Some(trace) = kernel.trace() {
+        tasks.spawn(follow_trace(trace));
+    }
     let (offers, mut offered) = mpsc::channel(1);
     let current = Config::clone(&config);
     tasks.spawn(reload::follow(file.path.clone(), file.node.clone(), current, reload, offers));
@@ -199,6 +203,13 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
             // The runtime would wait for the thread that waits for the owner.
             std::process::exit(Exit::Done as i32)
         }
+    }
+}
+
+async fn follow_trace(trace: Trace) {
+    match trace.follow().await {
+        Ok(never) => match never {},
+        Err(error) => error!(%error, "what the kernel programs write is not read any more"),
     }
 }
 

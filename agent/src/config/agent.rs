@@ -113,6 +113,7 @@ fn kernel(value: &Value<'_>) -> Option<KernelConfig> {
         cgroup: fields.or("cgroup", defaults.cgroup, |value| Some(Some(value.absolute_path()?))),
         bpffs: fields.or("bpffs", defaults.bpffs, Value::absolute_path),
         lease: fields.or("lease", defaults.lease, |value| value.duration(LEAST_LEASE..=DAY)),
+        trace: fields.or("trace", defaults.trace, Value::boolean),
     };
     fields.finish();
     Some(kernel)

@@ -60,6 +60,7 @@ impl Default for KernelConfig {
             bpffs: PathBuf::from("/sys/fs/bpf"),
             // A restart or an upgrade of a DaemonSet's Pod takes less; an endpoint's end is noticed about as late.
             lease: Duration::from_secs(30),
+            trace: false,
         }
     }
 }

@@ -224,6 +224,7 @@ struct Kernel<'c> {
     cgroup: Option<&'c Path>,
     bpffs: &'c Path,
     lease: String,
+    trace: bool,
 }
 
 #[derive(Serialize)]
@@ -340,6 +341,7 @@ fn kernel(kernel: &KernelConfig) -> Kernel<'_> {
         cgroup: kernel.cgroup.as_deref(),
         bpffs: &kernel.bpffs,
         lease: units::print_duration(kernel.lease),
+        trace: kernel.trace,
     }
 }
 

@@ -8,15 +8,14 @@
 //! whichever way the agent ends, and an agent that restarts within it changes nothing.
 
 use std::{
-    os::fd::{AsFd, OwnedFd},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use revgate_common::layout::map;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{KernelError, Publish, pins::Pins, sys, takeover::Takeover, writer::Writer};
+use super::{KernelError, Publish, reader::Shared, sys::Map, takeover::Takeover, writer::Writer};
 use crate::snapshot::Snapshot;
 
 /// A lease outlasts two renewals that come late or fail.
@@ -25,7 +24,8 @@ const RENEWALS_PER_LEASE: u32 = 3;
 /// Publishes and keeps the lease.
 pub(super) struct Keeper {
     writer: Writer,
-    map: OwnedFd,
+    shared: Arc<Shared>,
+    map: Map<u32, u64>,
     lease: Duration,
     /// What is still to be done once the tables are in force.
     takeover: Option<Arc<Takeover>>,
@@ -36,11 +36,12 @@ pub(super) struct Keeper {
 impl Keeper {
     pub(super) fn new(
         writer: Writer,
-        pins: &Pins,
+        shared: Arc<Shared>,
         lease: Duration,
         takeover: Option<Arc<Takeover>>,
     ) -> Result<Self, KernelError> {
-        Ok(Self { writer, map: pins.open_map(map::LEASE)?, lease, takeover, published: false })
+        let map = shared.pins.map_of(map::LEASE)?;
+        Ok(Self { writer, shared, map, lease, takeover, published: false })
     }
 }
 
@@ -54,6 +55,7 @@ impl Publish for Keeper {
             takeover.run()?;
             tracing::info!("the programs of the agent before are replaced, and its tables removed");
             self.takeover = None;
+            self.shared.takeover_pending.store(false, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -62,7 +64,8 @@ impl Publish for Keeper {
         if !self.published {
             return Ok(());
         }
-        sys::map_update(self.map.as_fd(), &0_u32, &end_of(self.lease))
+        self.map
+            .update(&0, &end_of(self.lease))
             .map_err(|source| KernelError::Write { table: map::LEASE, source })
     }
 

@@ -13,10 +13,17 @@ use super::sys;
 
 /// The object, empty when the build machine had no tools for it.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/revgate.bpf.o"));
+/// The same programs, which also write a line for every decision.
+static TRACE_OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/revgate-trace.bpf.o"));
 
 /// The object, if this agent has it.
 pub(super) fn bytes() -> Option<&'static [u8]> {
     (!OBJECT.is_empty()).then_some(OBJECT)
+}
+
+/// The object for diagnosis, if this agent has it.
+pub(super) fn trace_bytes() -> Option<&'static [u8]> {
+    (!TRACE_OBJECT.is_empty()).then_some(TRACE_OBJECT)
 }
 
 /// A program, where it hooks in, and the `enum bpf_attach_type` of that hook (`include/uapi/linux/bpf.h`).

@@ -3,26 +3,24 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+    os::fd::{AsRawFd, BorrowedFd, RawFd},
     sync::Arc,
 };
 
 use revgate_common::layout::{self, Pin};
 
-use super::{KernelError, sys};
+use super::sys::Map;
 
 /// Writes pins into socket storage. Cheap to clone; one per worker.
 #[derive(Clone, Debug, Default)]
 pub struct Pinner {
     /// The `PINS` map; `None` without kernel programs.
-    pins: Option<Arc<OwnedFd>>,
+    pins: Option<Arc<Map<RawFd, Pin>>>,
 }
 
 impl Pinner {
-    pub(super) fn new(pins: OwnedFd) -> Result<Self, KernelError> {
-        sys::map_fits(pins.as_fd(), size_of::<RawFd>(), Some(size_of::<Pin>()))
-            .map_err(|source| KernelError::Read { table: layout::map::PINS, source })?;
-        Ok(Self { pins: Some(Arc::new(pins)) })
+    pub(super) fn new(pins: Map<RawFd, Pin>) -> Self {
+        Self { pins: Some(Arc::new(pins)) }
     }
 
     /// Without kernel programs (K12): pins nothing, and endpoints are dialled by their own address.
@@ -53,9 +51,7 @@ impl Pinner {
     pub fn pin(&self, socket: BorrowedFd<'_>, pin: &Pin) -> io::Result<()> {
         match &self.pins {
             // A socket storage map in user space is keyed by the socket's descriptor.
-            // SAFETY: its sizes were looked at in `new`.
-            #[expect(unsafe_code, reason = "bpf(2)")]
-            Some(pins) => unsafe { sys::map_update_fitting(pins.as_fd(), &socket.as_raw_fd(), pin) },
+            Some(pins) => pins.update(&socket.as_raw_fd(), pin),
             None => Ok(()),
         }
     }

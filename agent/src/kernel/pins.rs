@@ -22,10 +22,14 @@ use std::{
 };
 
 use aya::maps::MapInfo;
+use bytemuck::Pod;
 use revgate_common::layout::{PIN_DIRECTORY, map};
 use rustix::fs::{FlockOperation, Mode, OFlags, StatVfsMountFlags};
 
-use super::{KernelError, object, sys};
+use super::{
+    KernelError, object,
+    sys::{self, Map},
+};
 
 /// `BPF_FS_MAGIC` of `linux/magic.h`.
 const BPFFS_MAGIC: i64 = 0xcafe_4a11;
@@ -122,6 +126,12 @@ impl Pins {
     pub(super) fn open_map(&self, name: &str) -> Result<OwnedFd, KernelError> {
         let path = self.map(name);
         sys::open(&path).map_err(|source| failed("open", &path, source))
+    }
+
+    /// Opens a map with the types of its keys and values.
+    pub(super) fn map_of<K: Pod, V: Pod>(&self, name: &str) -> Result<Map<K, V>, KernelError> {
+        let map = Map::new(self.open_map(name)?);
+        map.map_err(|source| failed("open", &self.map(name), source))
     }
 
     /// Opens an inner map; `None` while there is none.

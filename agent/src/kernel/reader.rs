@@ -2,21 +2,23 @@
 
 use std::{
     fs, io,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
     path::PathBuf,
+    slice::from_mut,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
-use bytemuck::bytes_of_mut;
 use revgate_common::{
     counter::Counter,
     layout::{ConnectionKey, Connections, EventAccount, SetTable, map},
 };
+use rustix::time::{ClockId, clock_gettime};
 
-use super::{KernelError, pins::Pins, sys, tables::Tables, writer::set_name};
+use super::{KernelError, pins::Pins, sys::Map, tables::Tables, writer::set_name};
 
 /// Reads the kernel side. Cheap to clone; reading blocks nobody.
 #[derive(Clone, Debug)]
@@ -75,14 +77,9 @@ impl Reader {
     /// Every outcome's count since the maps were made, over all CPUs.
     pub fn counters(&self) -> Result<Vec<(Counter, u64)>, KernelError> {
         let mut counts = Vec::with_capacity(Counter::ALL.len());
+        let mut of_cpus = self.shared.counters.values();
         for counter in Counter::ALL {
-            let mut of_cpus = vec![0_u64; self.shared.cpus];
-            sys::map_lookup(
-                self.shared.counters.as_fd(),
-                &(counter as u32),
-                bytemuck::cast_slice_mut(&mut of_cpus),
-            )
-            .map_err(read_failed(map::COUNTERS))?;
+            self.shared.counters.read(&(counter as u32), &mut of_cpus).map_err(read_failed(map::COUNTERS))?;
             counts.push((counter, of_cpus.iter().sum()));
         }
         Ok(counts)
@@ -90,10 +87,9 @@ impl Reader {
 
     /// What became of the events of denied connects since the maps were made, over all CPUs.
     pub fn events(&self) -> Result<EventAccount, KernelError> {
-        let accounts = self.shared.pins.open_map(map::EVENT_ACCOUNTS)?;
-        let mut of_cpus = vec![EventAccount::default(); self.shared.cpus];
-        sys::map_lookup(accounts.as_fd(), &0_u32, bytemuck::cast_slice_mut(&mut of_cpus))
-            .map_err(read_failed(map::EVENT_ACCOUNTS))?;
+        let accounts = self.shared.pins.map_of::<u32, EventAccount>(map::EVENT_ACCOUNTS)?;
+        let mut of_cpus = accounts.values();
+        accounts.read(&0, &mut of_cpus).map_err(read_failed(map::EVENT_ACCOUNTS))?;
         Ok(of_cpus.iter().fold(EventAccount::default(), |sum, of_cpu| EventAccount {
             sent: sum.sent + of_cpu.sent,
             skipped: sum.skipped + of_cpu.skipped,
@@ -127,6 +123,21 @@ impl Reader {
         Ok(sets)
     }
 
+    /// For how long the tables still count as current without a sign of life; zero once that is over.
+    pub fn lease_left(&self) -> Result<Duration, KernelError> {
+        let mut end = 0_u64;
+        let lease = self.shared.pins.map_of(map::LEASE)?;
+        lease.read(&0, from_mut(&mut end)).map_err(read_failed(map::LEASE))?;
+        let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
+        Ok(Duration::from_nanos(end).saturating_sub(now))
+    }
+
+    /// Programs of an agent before are still attached, on its tables: they are replaced at the first publication.
+    #[must_use]
+    pub fn takeover_pending(&self) -> bool {
+        self.shared.takeover_pending.load(Ordering::Relaxed)
+    }
+
     /// Bytes of kernel memory that all maps and tables hold, as the kernel accounts them.
     pub fn memory(&self) -> Result<u64, KernelError> {
         let pins = &self.shared.pins;
@@ -148,26 +159,24 @@ impl Reader {
 pub(super) struct Shared {
     pub(super) pins: Pins,
     pub(super) cgroup: PathBuf,
+    pub(super) takeover_pending: AtomicBool,
     generation: AtomicU64,
     unseen_sources: AtomicUsize,
-    counters: OwnedFd,
-    connections: OwnedFd,
-    /// Possible CPUs: the length of a per-CPU value.
-    cpus: usize,
+    counters: Map<u32, u64>,
+    connections: Map<ConnectionKey, Connections>,
 }
 
 impl Shared {
-    pub(super) fn open(pins: Pins, cgroup: PathBuf) -> Result<Self, KernelError> {
-        let cpus = aya::util::nr_cpus().map_err(|(_, source)| KernelError::Read { table: "CPUs", source })?;
-        let (counters, connections) = (pins.open_map(map::COUNTERS)?, pins.open_map(map::CONNECTIONS)?);
+    pub(super) fn open(pins: Pins, cgroup: PathBuf, takeover: bool) -> Result<Self, KernelError> {
+        let (counters, connections) = (pins.map_of(map::COUNTERS)?, pins.map_of(map::CONNECTIONS)?);
         Ok(Self {
             pins,
             cgroup,
+            takeover_pending: takeover.into(),
             generation: AtomicU64::new(0),
             unseen_sources: AtomicUsize::new(0),
             counters,
             connections,
-            cpus,
         })
     }
 
@@ -181,7 +190,8 @@ impl Shared {
     pub(super) fn forget_closed(&self, tables: &Tables) -> Result<(), KernelError> {
         for (key, counts) in self.connections()? {
             if counts.opened == counts.closed && !tables.has_endpoint(&key) {
-                sys::map_delete(self.connections.as_fd(), &key)
+                self.connections
+                    .delete(&key)
                     .map_err(|source| KernelError::Write { table: map::CONNECTIONS, source })?;
             }
         }
@@ -191,18 +201,17 @@ impl Shared {
     fn connections(&self) -> Result<Vec<(ConnectionKey, Connections)>, KernelError> {
         let failed = read_failed(map::CONNECTIONS);
         let mut all = Vec::new();
-        let mut of_cpus = vec![Connections::default(); self.cpus];
-        let mut key = sys::map_next_key::<ConnectionKey>(self.connections.as_fd(), None).map_err(&failed)?;
+        let mut of_cpus = self.connections.values();
+        let mut key = self.connections.next_key(None).map_err(&failed)?;
         while let Some(at) = key {
-            let value = bytemuck::cast_slice_mut(&mut of_cpus);
-            if sys::map_lookup(self.connections.as_fd(), &at, value).map_err(&failed)? {
+            if self.connections.read(&at, &mut of_cpus).map_err(&failed)? {
                 let sum = of_cpus.iter().fold(Connections::default(), |sum, of_cpu| Connections {
                     opened: sum.opened + of_cpu.opened,
                     closed: sum.closed + of_cpu.closed,
                 });
                 all.push((at, sum));
             }
-            key = sys::map_next_key(self.connections.as_fd(), Some(&at)).map_err(&failed)?;
+            key = self.connections.next_key(Some(&at)).map_err(&failed)?;
         }
         Ok(all)
     }
@@ -220,7 +229,7 @@ impl Shared {
     fn set_table(&self, index: u32) -> Result<Option<Box<SetTable>>, KernelError> {
         let Some(map) = self.pins.open_table(&set_name(index))? else { return Ok(None) };
         let mut table: Box<SetTable> = bytemuck::zeroed_box();
-        let found = sys::map_lookup(map.as_fd(), &0_u32, bytes_of_mut(&mut *table));
+        let found = Map::new(map).and_then(|map| map.read(&0_u32, from_mut(&mut *table)));
         Ok(found.map_err(read_failed(map::SETS))?.then_some(table))
     }
 }

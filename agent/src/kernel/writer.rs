@@ -1,15 +1,11 @@
 //! Carries out a plan: makes inner maps, fills and freezes them, and swaps them in.
 
-use std::{
-    collections::HashMap,
-    os::fd::{AsFd, OwnedFd},
-    sync::Arc,
-};
+use std::{collections::HashMap, os::fd::AsFd, sync::Arc};
 
 use bytemuck::Pod;
 use revgate_common::{
     address::Address,
-    layout::{MEMBER_ENDPOINT, Member, SetTable, TABLE_FLAGS, map},
+    layout::{MEMBER_ENDPOINT, Member, SetTable, Settings, TABLE_FLAGS, map},
 };
 
 use super::{
@@ -17,7 +13,7 @@ use super::{
     pins::Pins,
     plan::{Before, Write, plan},
     reader::Shared,
-    sys,
+    sys::{self, Map},
     tables::Tables,
 };
 use crate::{config::FenceMode, snapshot::Snapshot};
@@ -33,22 +29,22 @@ pub(super) struct Writer {
 
 /// The maps that are written.
 struct Outer {
-    sets: OwnedFd,
-    vips: OwnedFd,
-    members: OwnedFd,
-    sources: OwnedFd,
-    settings: OwnedFd,
+    sets: Map<u32, u32>,
+    vips: Map<u32, u32>,
+    members: Map<u32, u32>,
+    sources: Map<u32, u32>,
+    settings: Map<u32, Settings>,
 }
 
 impl Writer {
     pub(super) fn new(shared: Arc<Shared>, fence: FenceMode) -> Result<Self, KernelError> {
         let pins = &shared.pins;
         let outer = Outer {
-            sets: pins.open_map(map::SETS)?,
-            vips: pins.open_map(map::VIPS)?,
-            members: pins.open_map(map::MEMBERS)?,
-            sources: pins.open_map(map::SOURCES)?,
-            settings: pins.open_map(map::SETTINGS)?,
+            sets: pins.map_of(map::SETS)?,
+            vips: pins.map_of(map::VIPS)?,
+            members: pins.map_of(map::MEMBERS)?,
+            sources: pins.map_of(map::SOURCES)?,
+            settings: pins.map_of(map::SETTINGS)?,
         };
         Ok(Self { shared, fence, current: None, outer })
     }
@@ -57,15 +53,13 @@ impl Writer {
         let Self { outer, .. } = self;
         let pins = &self.shared.pins;
         match write {
-            Write::Settings(settings) => {
-                sys::map_update(outer.settings.as_fd(), &0_u32, &settings).map_err(failed(map::SETTINGS))
-            }
+            Write::Settings(settings) => outer.settings.update(&0, &settings).map_err(failed(map::SETTINGS)),
             Write::Members(members) => swap_hash(pins, &outer.members, map::MEMBERS, "members", &members),
             Write::Sources(sources) => swap_hash(pins, &outer.sources, map::SOURCES, "sources", sources),
             Write::Vips(vips) => swap_hash(pins, &outer.vips, map::VIPS, "vips", vips),
             Write::Set(index, table) => swap_set(pins, &outer.sets, index, table),
             Write::DropSet(index) => {
-                sys::map_delete(outer.sets.as_fd(), &index).map_err(failed(map::SETS))?;
+                outer.sets.delete(&index).map_err(failed(map::SETS))?;
                 pins.drop_table(&set_name(index))
             }
         }
@@ -115,36 +109,35 @@ pub(super) fn set_name(index: u32) -> String {
 
 fn swap_hash<K: Pod, V: Pod>(
     pins: &Pins,
-    outer: &OwnedFd,
+    outer: &Map<u32, u32>,
     table: &'static str,
     name: &str,
     entries: &HashMap<K, V>,
 ) -> Result<(), KernelError> {
     let (keys, values): (Vec<K>, Vec<V>) = entries.iter().unzip();
     let inner =
-        sys::map_create::<K, V>(sys::HASH, keys.len().max(1), TABLE_FLAGS, name).map_err(failed(table))?;
-    sys::map_fill(inner.as_fd(), &keys, &values).map_err(failed(table))?;
+        Map::<K, V>::create(sys::HASH, keys.len().max(1), TABLE_FLAGS, name).map_err(failed(table))?;
+    inner.fill(&keys, &values).map_err(failed(table))?;
     swap(pins, outer, 0, table, name, &inner)
 }
 
-fn swap_set(pins: &Pins, outer: &OwnedFd, index: u32, content: &SetTable) -> Result<(), KernelError> {
+fn swap_set(pins: &Pins, outer: &Map<u32, u32>, index: u32, content: &SetTable) -> Result<(), KernelError> {
     let name = set_name(index);
-    let inner =
-        sys::map_create::<u32, SetTable>(sys::ARRAY, 1, TABLE_FLAGS, &name).map_err(failed(map::SETS))?;
-    sys::map_update(inner.as_fd(), &0_u32, content).map_err(failed(map::SETS))?;
+    let inner = Map::<u32, SetTable>::create(sys::ARRAY, 1, TABLE_FLAGS, &name).map_err(failed(map::SETS))?;
+    inner.update(&0, content).map_err(failed(map::SETS))?;
     swap(pins, outer, index, map::SETS, &name, &inner)
 }
 
 /// Freezes a filled inner map, pins it and swaps it in. On return no program sees the one before.
-fn swap(
+fn swap<K: Pod, V: Pod>(
     pins: &Pins,
-    outer: &OwnedFd,
+    outer: &Map<u32, u32>,
     index: u32,
     table: &'static str,
     name: &str,
-    inner: &OwnedFd,
+    inner: &Map<K, V>,
 ) -> Result<(), KernelError> {
-    sys::map_freeze(inner.as_fd()).map_err(failed(table))?;
+    inner.freeze().map_err(failed(table))?;
     pins.keep_table(name, inner.as_fd())?;
-    sys::map_swap(outer.as_fd(), index, inner.as_fd()).map_err(failed(table))
+    outer.swap(index, inner.as_fd()).map_err(failed(table))
 }

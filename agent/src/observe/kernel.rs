@@ -1,6 +1,6 @@
 //! What the observer needs to know of the kernel part, as plain data, so that it needs no kernel to be tested.
 
-use std::{fmt::Debug, net::SocketAddr};
+use std::{fmt::Debug, net::SocketAddr, time::Duration};
 
 use revgate_common::counter::Counter;
 
@@ -31,6 +31,10 @@ pub struct KernelReading {
     pub connections: Vec<EndpointConnections>,
     /// What the maps take, in bytes.
     pub memory: u64,
+    /// Until when the tables count as current.
+    pub lease: Option<Lease>,
+    /// Programs of an agent before are still attached, on its tables, until this one has published.
+    pub takeover_pending: bool,
     /// What could not be read.
     pub error: Option<String>,
 }
@@ -52,6 +56,15 @@ pub struct Events {
     pub skipped: u64,
     /// Left out, because the agent did not read fast enough, or there was none.
     pub lost: u64,
+}
+
+/// For how long the tables count as current without another sign of life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lease {
+    /// From a sign of life to the end, as configured.
+    pub length: Duration,
+    /// From now to the end; zero once it has passed.
+    pub left: Duration,
 }
 
 /// Steered connections of one endpoint while it was the tenant of (set, slot, epoch).

@@ -188,6 +188,9 @@ pub struct VipReport {
     pub role: String,
     /// Only members of the set are steered.
     pub members_only: bool,
+    /// What it does once no agent has run for longer than the lease: `keep` or `deny`.
+    #[serde(default)]
+    pub when_agent_gone: String,
 }
 
 /// A VIP that is nowhere.
@@ -248,6 +251,15 @@ pub struct KernelReport {
     pub connects: Vec<OutcomeReport>,
     /// What the tables take.
     pub memory_bytes: u64,
+    /// How long the tables count as current after a sign of life; `null` without kernel programs.
+    #[serde(default)]
+    pub lease_seconds: Option<f64>,
+    /// What is left of that; 0: VIPs that deny without an agent do so now.
+    #[serde(default)]
+    pub lease_left_seconds: Option<f64>,
+    /// Programs of an agent before are still attached, on its tables, until this one has published.
+    #[serde(default)]
+    pub takeover_pending: bool,
     /// What could not be read.
     pub error: Option<String>,
 }

@@ -13,7 +13,7 @@ use revgate_common::counter::Counter;
 use super::{
     KernelReader, KernelReading, Readiness, Report, Scene, SourceHealth,
     facts::ReloadHealth,
-    kernel::EndpointConnections,
+    kernel::{EndpointConnections, Lease},
     report::{ConfigReport, Inputs, ListenerReport, ReloadResult, SourceReport},
 };
 use crate::{
@@ -145,6 +145,7 @@ pub(crate) fn reading(generation: u64) -> KernelReading {
         tables: vec![Some(generation)],
         counters: vec![(Counter::SteeredPin, 41), (Counter::DeniedFence, 2)],
         memory: 3 << 20,
+        lease: Some(Lease { length: Duration::from_secs(30), left: Duration::from_secs(21) }),
         ..KernelReading::default()
     }
 }

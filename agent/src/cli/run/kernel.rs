@@ -10,7 +10,7 @@ use crate::{
     kernel::{self, Kernel, KernelError, Pinner, Publish, cgroup},
     observe::{
         KernelReader, KernelReading,
-        kernel::{EndpointConnections, Events, UserSpace},
+        kernel::{EndpointConnections, Events, Lease, UserSpace},
     },
     snapshot::{Snapshot, state::Tenants},
 };
@@ -25,6 +25,10 @@ pub(super) enum Side {
         left: Vec<kernel::SetTenants>,
         /// The fence, in a word.
         fence: &'static str,
+        /// The lease, as configured.
+        lease: Duration,
+        /// The lines of `kernel.trace`.
+        trace: Option<kernel::Trace>,
     },
     /// Without.
     UserSpace {
@@ -37,10 +41,17 @@ impl Side {
     /// Opens what the configuration asks for. An error only with `kernel.mode: required`.
     pub(super) fn open(config: &KernelConfig) -> Result<Self, KernelError> {
         match kernel::Gate::open(config)? {
-            kernel::Gate::Kernel(kernel) => {
+            kernel::Gate::Kernel(mut kernel) => {
+                let trace = kernel.trace();
                 let left = kernel.reader().tenants()?;
                 info!(cgroup = %kernel.reader().cgroup().display(), sets = left.len(), "kernel programs attached");
-                Ok(Self::Kernel { kernel: Arc::new(kernel), left, fence: word(config.fence) })
+                Ok(Self::Kernel {
+                    kernel: Arc::new(kernel),
+                    left,
+                    fence: word(config.fence),
+                    lease: config.lease,
+                    trace,
+                })
             }
             kernel::Gate::UserSpace { reason } => {
                 warn!(%reason, "no kernel programs: revisions are kept apart by the HTTP layer alone");
@@ -101,9 +112,16 @@ impl Side {
             .ok()
     }
 
+    /// The lines of `kernel.trace`; once.
+    pub(super) fn trace(&mut self) -> Option<kernel::Trace> {
+        if let Self::Kernel { trace, .. } = self { trace.take() } else { None }
+    }
+
     pub(super) fn reader(&self) -> Box<dyn KernelReader> {
         match self {
-            Self::Kernel { kernel, fence, .. } => Box::new(Reader { reader: kernel.reader(), fence }),
+            Self::Kernel { kernel, fence, lease, .. } => {
+                Box::new(Reader { kernel: kernel.reader(), fence, lease: *lease })
+            }
             Self::UserSpace { because } => Box::new(UserSpace { because: because.clone() }),
         }
     }
@@ -144,24 +162,25 @@ pub(super) fn cgroup_root(config: &KernelConfig) -> Option<PathBuf> {
 /// Puts the kernel's numbers into the observer's form.
 #[derive(Debug)]
 struct Reader {
-    reader: kernel::Reader,
+    kernel: kernel::Reader,
     fence: &'static str,
+    lease: Duration,
 }
 
 impl Reader {
     fn try_read(&self) -> Result<KernelReading, KernelError> {
-        let tenants = self.reader.tenants()?;
+        let tenants = self.kernel.tenants()?;
         let sets = tenants.iter().map(|set| set.index + 1).max().unwrap_or(0);
         let tables = (0..sets).map(|at| tenants.iter().find(|set| set.index == at).map(|set| set.generation));
-        let connections = self.reader.connections()?;
-        let events = self.reader.events()?;
+        let connections = self.kernel.connections()?;
+        let events = self.kernel.events()?;
         Ok(KernelReading {
             active: true,
             inactive_because: None,
             fence: self.fence.to_owned(),
-            acknowledged: self.reader.generation(),
+            acknowledged: self.kernel.generation(),
             tables: tables.collect(),
-            counters: self.reader.counters()?,
+            counters: self.kernel.counters()?,
             events: Events { sent: events.sent, skipped: events.skipped, lost: events.lost },
             connections: connections
                 .into_iter()
@@ -174,7 +193,9 @@ impl Reader {
                     closed: counts.closed,
                 })
                 .collect(),
-            memory: self.reader.memory()?,
+            memory: self.kernel.memory()?,
+            lease: Some(Lease { length: self.lease, left: self.kernel.lease_left()? }),
+            takeover_pending: self.kernel.takeover_pending(),
             error: None,
         })
     }
@@ -185,7 +206,7 @@ impl KernelReader for Reader {
         self.try_read().unwrap_or_else(|error| KernelReading {
             active: true,
             fence: self.fence.to_owned(),
-            acknowledged: self.reader.generation(),
+            acknowledged: self.kernel.generation(),
             error: Some(error.to_string()),
             ..KernelReading::default()
         })

@@ -8,7 +8,7 @@ use crate::{
         table::{self, Cell},
     },
     observe::report::{
-        Enforcement, NotFenceable, ReloadResult, Report, RevisionReport, RoleReport, SetReport,
+        Enforcement, KernelReport, NotFenceable, ReloadResult, Report, RevisionReport, RoleReport, SetReport,
     },
 };
 
@@ -45,10 +45,11 @@ fn head(out: &mut String, report: &Report, styles: &Styles) {
         report.version,
         duration(report.uptime_seconds)
     );
-    let kernel = match (report.kernel.mode, report.kernel.in_step) {
-        (Enforcement::Ebpf, true) => format!("ebpf, tables in step, fence {}", report.kernel.fence),
+    let KernelReport { mode, in_step, generation, fence, .. } = &report.kernel;
+    let kernel = match (mode, in_step) {
+        (Enforcement::Ebpf, true) => format!("ebpf, tables in step, fence {fence}{}", lease(&report.kernel)),
         (Enforcement::Ebpf, false) => {
-            format!("ebpf, tables at {}, fence {}", report.kernel.generation, report.kernel.fence)
+            format!("ebpf, tables at {generation}, fence {fence}{}", lease(&report.kernel))
         }
         (Enforcement::UserSpace, _) => "user space only".to_owned(),
     };
@@ -62,6 +63,14 @@ fn head(out: &mut String, report: &Report, styles: &Styles) {
         "source {} {}, {heard}; configuration {}",
         source.kind, source.location, report.config.path
     );
+}
+
+/// What is left of the lease, where there is one.
+fn lease(kernel: &KernelReport) -> String {
+    let parts = kernel.lease_seconds.zip(kernel.lease_left_seconds);
+    parts.map_or_else(String::new, |(whole, left)| {
+        format!(", lease {} of {}", duration(left), duration(whole))
+    })
 }
 
 fn set_table(out: &mut String, set: &SetReport, wide: bool, styles: &Styles) {
@@ -133,8 +142,11 @@ fn frontends(out: &mut String, report: &Report, styles: &Styles) {
         [kind, listener.address.to_string(), listener.set.clone(), listener.role.clone()]
     });
     let vips = report.vips.iter().map(|vip| {
-        let kind = if vip.members_only { "VIP (members only)" } else { "VIP" };
-        [kind.to_owned(), vip.address.to_string(), vip.set.clone(), vip.role.clone()]
+        let notes =
+            [(vip.members_only, "members only"), (vip.when_agent_gone == "deny", "denies without agent")];
+        let notes: Vec<&str> = notes.into_iter().filter(|(is, _)| *is).map(|(_, note)| note).collect();
+        let kind = if notes.is_empty() { "VIP".to_owned() } else { format!("VIP ({})", notes.join(", ")) };
+        [kind, vip.address.to_string(), vip.set.clone(), vip.role.clone()]
     });
     let rows = listeners.chain(vips).map(|cells| cells.map(Cell::text).into()).collect();
     out.push('\n');
@@ -183,6 +195,15 @@ fn troubles(report: &Report) -> Vec<String> {
             "{} Ready on this node without a cgroup that is known, steered and fenced like strangers: {named}{more}",
             unknown.len()
         ));
+    }
+    if kernel.lease_left_seconds == Some(0.0) {
+        troubles.push("the lease has run out: VIPs with whenAgentGone: deny refuse every connect".to_owned());
+    }
+    if kernel.takeover_pending {
+        troubles.push(
+            "programs of an agent before are still attached, on its tables, until this one has published"
+                .to_owned(),
+        );
     }
     troubles.extend(kernel.error.iter().map(|error| format!("kernel: {error}")));
     troubles.extend(report.source.last_error.iter().map(|error| {
@@ -241,7 +262,7 @@ mod tests {
     fn a_rollout_on_a_page() {
         let expected = "\
 revgate VERSION on node-a, up 1m15s: ready
-snapshot 7; kernel ebpf, tables in step, fence enforce
+snapshot 7; kernel ebpf, tables in step, fence enforce, lease 21s of 30s
 source file /etc/revgate/pods.yaml, heard 2s ago; configuration /etc/revgate/config.yaml
 
 chat: max-role by decode
@@ -311,6 +332,25 @@ denied_fence         2
             text.contains("kernel ebpf, tables at 6") && text.contains("! kernel tables are at generation 6"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_lease_that_ran_out_and_a_takeover_that_waits_are_troubles() {
+        let snapshot = testing::snapshot(7, vec![SetBuilder::rollout().build()]);
+        let mut report = testing::report(&snapshot, &reading(7));
+        assert!(!render(&report, false, &Styles::default()).contains('!'));
+        report.kernel.lease_left_seconds = Some(0.0);
+        report.kernel.takeover_pending = true;
+        report.vips[0].when_agent_gone = "deny".to_owned();
+        let text = render(&report, true, &Styles::default());
+        for part in [
+            "lease 0s of 30s",
+            "VIP (denies without agent)",
+            "! the lease has run out: VIPs with whenAgentGone: deny refuse",
+            "! programs of an agent before are still attached",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
     }
 
     #[test]

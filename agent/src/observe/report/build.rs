@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     cluster::{Pod, PodKey},
-    config::GatingMode,
+    config::{AgentGone, GatingMode},
     gating::RevisionShare,
     observe::KernelReading,
     snapshot::{Endpoint, MissingVip, RevisionView, SetView, Snapshot, Vip},
@@ -200,7 +200,17 @@ fn endpoint_report(endpoint: &Arc<Endpoint>) -> EndpointReport {
 
 fn vip_report(vip: &Vip, snapshot: &Snapshot) -> VipReport {
     let (set, role) = names(vip.set, vip.role, snapshot);
-    VipReport { address: vip.address, set, role, members_only: vip.members_only }
+    let when_agent_gone = match vip.agent_gone {
+        AgentGone::Keep => "keep",
+        AgentGone::Deny => "deny",
+    };
+    VipReport {
+        address: vip.address,
+        set,
+        role,
+        members_only: vip.members_only,
+        when_agent_gone: when_agent_gone.to_owned(),
+    }
 }
 
 fn missing_vip(vip: &MissingVip, snapshot: &Snapshot) -> MissingVipReport {
@@ -232,6 +242,9 @@ fn kernel_report(snapshot: &Snapshot, kernel: &KernelReading) -> KernelReport {
             .map(|(counter, count)| OutcomeReport { outcome: counter.name().to_owned(), count: *count })
             .collect(),
         memory_bytes: kernel.memory,
+        lease_seconds: kernel.lease.map(|lease| lease.length.as_secs_f64()),
+        lease_left_seconds: kernel.lease.map(|lease| lease.left.as_secs_f64()),
+        takeover_pending: kernel.takeover_pending,
         error: kernel.error.clone(),
     }
 }

@@ -28,9 +28,9 @@ use crate::{
 pub(crate) const ENDPOINTS: [u32; 3] = [10, 1_000, 10_000];
 
 /// Where nobody listens.
-const VIP: Ipv4Addr = Ipv4Addr::new(127, 0, 9, 9);
+pub(crate) const VIP: Ipv4Addr = Ipv4Addr::new(127, 0, 9, 9);
 /// Takes connections as the endpoints do, and is none.
-const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 9, 1);
+pub(crate) const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 9, 1);
 /// Before the first endpoint; the others follow.
 const BEFORE_FIRST: Ipv4Addr = Ipv4Addr::new(127, 16, 0, 0);
 
@@ -47,6 +47,10 @@ pub(crate) struct Row {
     pub(crate) member: f64,
     /// `connect` to the VIP.
     pub(crate) vip: f64,
+    /// Connections per second, opened and reset one after the other, straight to endpoints.
+    pub(crate) rate_member: f64,
+    /// The same through the VIP.
+    pub(crate) rate_vip: f64,
     /// Mean time of the kernel program in a connect to the VIP, by the kernel's own count.
     pub(crate) program: f64,
 }
@@ -75,13 +79,14 @@ fn measure_size(plan: &Plan, cores: Cores, cgroup: &OwnCgroup, port: u16, endpoi
     let _revgate = start(cores, files.path(), cgroup, port, endpoints)?;
     // The first connects to an address make entries, in the kernel's caches and in the programs' counts.
     let _ = alternate(4 * endpoints, [member, vip])?;
+    let [rate_member, rate_vip] = rates(plan.connects, [member, vip])?;
     let [stranger, member, through_vip] = alternate(plan.connects, [stranger, member, vip])?;
     // Apart, because counting costs time of its own.
     let counting = RunTime::start("connect4")?;
     let _ = alternate(plan.connects, [vip])?;
     let program = counting.mean()?;
     drop(bpffs);
-    Ok(Row { endpoints, before, stranger, member, vip: through_vip, program })
+    Ok(Row { endpoints, before, stranger, member, vip: through_vip, rate_member, rate_vip, program })
 }
 
 /// revgate with a VIP and so many endpoints, ready when this returns.
@@ -111,13 +116,14 @@ fn start(cores: Cores, dir: &Path, cgroup: &OwnCgroup, port: u16, endpoints: u32
     Ok(server)
 }
 
-fn endpoint(at: u32) -> Ipv4Addr {
+/// The address of an endpoint; they count from 1.
+pub(crate) fn endpoint(at: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(BEFORE_FIRST) + at)
 }
 
 /// Where to connect.
 #[derive(Clone, Copy, Debug)]
-enum Target {
+pub(crate) enum Target {
     /// Always there.
     One(SocketAddr),
     /// To one endpoint after another, in an order that jumps.
@@ -125,7 +131,8 @@ enum Target {
 }
 
 impl Target {
-    fn address(self, turn: u32) -> SocketAddr {
+    /// The address of a turn.
+    pub(crate) fn address(self, turn: u32) -> SocketAddr {
         match self {
             Self::One(address) => address,
             // Multiplied by a large odd number the turns look random, and meet every endpoint equally often.
@@ -149,9 +156,27 @@ fn alternate<const N: usize>(connects: u32, targets: [Target; N]) -> Result<[f64
     Ok(times.map(|times| median(times.iter().map(|time| time.as_nanos() as f64))))
 }
 
+/// Connections to one of several targets before it is another's turn.
+const BATCH: u32 = 500;
+
+/// Connections per second to each of the targets, the median over batches that take turns.
+fn rates<const N: usize>(connects: u32, targets: [Target; N]) -> Result<[f64; N]> {
+    let mut rates = targets.map(|_| Vec::new());
+    for first in (0..connects.max(BATCH)).step_by(usize::try_from(BATCH)?) {
+        for (target, rates) in targets.iter().zip(&mut rates) {
+            let since = Instant::now();
+            for turn in first..first + BATCH {
+                let _ = connect(target.address(turn))?;
+            }
+            rates.push(f64::from(BATCH) / since.elapsed().as_secs_f64());
+        }
+    }
+    Ok(rates.map(|rates| median(rates.into_iter())))
+}
+
 /// How long one connect takes. The connection is reset at once, so that nothing of it lingers.
-fn connect(address: SocketAddr) -> Result<Duration> {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+pub(crate) fn connect(address: SocketAddr) -> Result<Duration> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_linger(Some(Duration::ZERO))?;
     let address = address.into();
     let since = Instant::now();
@@ -160,7 +185,7 @@ fn connect(address: SocketAddr) -> Result<Duration> {
 }
 
 /// Takes connections on every address of the loopback device, on the other core; returns the port.
-fn accept_all(cores: Cores) -> Result<u16> {
+pub(crate) fn accept_all(cores: Cores) -> Result<u16> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     // Any address, but only over the loopback device.
     socket.bind_device(Some(b"lo"))?;

@@ -9,6 +9,7 @@ mod cpu;
 mod http;
 mod kernel;
 mod load;
+mod programs;
 mod report;
 mod server;
 
@@ -66,6 +67,8 @@ enum Part {
     Http,
     /// Connects through a VIP
     Connect,
+    /// The kernel programs and their tables
+    Programs,
 }
 
 impl Arguments {
@@ -103,12 +106,19 @@ fn run(arguments: &Arguments) -> Result<()> {
     if arguments.wants(Part::Http) {
         http = LocalSet::new().block_on(&runtime, http::measure(&plan, cores, progress))?;
     }
-    let connects = match kernel::obstacle() {
-        _ if !arguments.wants(Part::Connect) => Err("left out".to_owned()),
+    let obstacle = |part| match kernel::obstacle() {
+        _ if !arguments.wants(part) => Some("left out".to_owned()),
+        obstacle => obstacle,
+    };
+    let connects = match obstacle(Part::Connect) {
         None => Ok(connect::measure(&plan, cores, progress)?),
         Some(obstacle) => Err(obstacle),
     };
-    let report = report::render(&plan, &http, &connects)?;
+    let programs = match obstacle(Part::Programs) {
+        None => Ok(programs::measure(&plan, cores, progress)?),
+        Some(obstacle) => Err(obstacle),
+    };
+    let report = report::render(&plan, &http, &connects, &programs)?;
     println!("{report}");
     if arguments.write { report::write_into(Path::new(PAGE), &report) } else { Ok(()) }
 }

@@ -10,6 +10,7 @@ use std::{
 use crate::{
     Plan, Result, connect,
     http::{self, Outcome, Row},
+    programs::{self, CALLS},
     server::{Kind, revgate},
 };
 
@@ -21,6 +22,7 @@ pub(crate) fn render(
     plan: &Plan,
     requests: &[Row],
     connects: &std::result::Result<Vec<connect::Row>, String>,
+    programs: &std::result::Result<Vec<programs::Row>, String>,
 ) -> Result<String> {
     let mut text = String::new();
     writeln!(text, "### Machine\n\n{}", machine()?)?;
@@ -36,6 +38,11 @@ pub(crate) fn render(
     writeln!(text, "### connect\n")?;
     match connects {
         Ok(rows) => connect_table(&mut text, plan, rows)?,
+        Err(obstacle) => writeln!(text, "Not measured: {obstacle}.")?,
+    }
+    writeln!(text, "\n### Programs and tables\n")?;
+    match programs {
+        Ok(rows) => programs_table(&mut text, rows)?,
         Err(obstacle) => writeln!(text, "Not measured: {obstacle}.")?,
     }
     Ok(text)
@@ -86,13 +93,13 @@ fn connect_table(text: &mut String, plan: &Plan, rows: &[connect::Row]) -> fmt::
     writeln!(
         text,
         "| endpoints | no revgate | elsewhere | straight to an endpoint | through the VIP | VIP − straight | VIP / straight | \
-         program, mean |"
+         program, mean | connections/s straight | through the VIP | VIP / straight |"
     )?;
-    writeln!(text, "|--:|--:|--:|--:|--:|--:|--:|--:|")?;
+    writeln!(text, "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|")?;
     for row in rows {
         writeln!(
             text,
-            "| {} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} | {:.3} | {:.0} |",
+            "| {} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} | {:.3} | {:.0} | {:.0} | {:.0} | {:.3} |",
             row.endpoints,
             row.before,
             row.stranger,
@@ -100,10 +107,41 @@ fn connect_table(text: &mut String, plan: &Plan, rows: &[connect::Row]) -> fmt::
             row.vip,
             row.vip - row.member,
             row.vip / row.member,
-            row.program
+            row.program,
+            row.rate_member,
+            row.rate_vip,
+            row.rate_vip / row.rate_member
         )?;
     }
     Ok(())
+}
+
+fn programs_table(text: &mut String, rows: &[programs::Row]) -> fmt::Result {
+    let first = rows.first().map_or(CALLS.map(|_| f64::NAN), |row| row.runs);
+    writeln!(
+        text,
+        "Nanoseconds of a run as the kernel counts them, medians over batches, and in parentheses the ratio to the \
+         first row; a change writes every table anew.\n"
+    )?;
+    write!(text, "| endpoints | revisions ")?;
+    for (program, to, _) in CALLS {
+        write!(text, "| {program}, {to} ")?;
+    }
+    writeln!(text, "| change, ms | maps, MiB | at most, MiB |")?;
+    writeln!(text, "|--:|--:{}|--:|--:|--:|", "|--:".repeat(CALLS.len()))?;
+    for row in rows {
+        write!(text, "| {} | {} ", row.endpoints, row.revisions)?;
+        for (run, first) in row.runs.into_iter().zip(first) {
+            write!(text, "| {run:.0} ({:.2}) ", run / first)?;
+        }
+        writeln!(text, "| {:.1} | {} | {} |", row.change, mebibytes(row.memory), mebibytes(row.peak))?;
+    }
+    Ok(())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "far below 2^52 bytes")]
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.2}", bytes as f64 / f64::from(1 << 20))
 }
 
 fn number(value: Option<f64>, digits: usize) -> String {

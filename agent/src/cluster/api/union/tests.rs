@@ -1,3 +1,5 @@
+//! What several watches say, merged: order, gaps and duplicates.
+
 use std::collections::BTreeSet;
 
 use proptest::{collection, prelude::*};
