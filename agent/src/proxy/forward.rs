@@ -207,7 +207,11 @@ impl Attempts<'_> {
                     self.listener.failed(&lease.target);
                     return Err(ProxyError::BadResponse { address: lease.target.endpoint.address });
                 }
-                Ok(response) => return Ok(Answer { response, link, lease, upload: self.upload }),
+                Ok(response) => {
+                    // What was kept of it for another try is not needed as long as the response takes.
+                    let upload = self.upload.filter(|upload| upload.progress() != Progress::Ended);
+                    return Ok(Answer { response, link, lease, upload });
+                }
                 Err(error) => error,
             };
             match error {
@@ -327,7 +331,10 @@ impl Attempts<'_> {
                 };
             }
             ExchangeError::Stalled => return ProxyError::ClientStalled,
-            ExchangeError::Timeout | ExchangeError::NotSent => ProxyError::ResponseTimeout { address },
+            ExchangeError::Timeout => ProxyError::ResponseTimeout { address },
+            ExchangeError::NotSent => {
+                ProxyError::Broken { address, source: std::io::ErrorKind::ConnectionReset.into() }
+            }
             ExchangeError::NotHttp(what) => {
                 tracing::debug!(%address, what, "no valid response");
                 ProxyError::BadResponse { address }

@@ -6,7 +6,7 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Uri, Version,
     header::{
         CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
-        TRANSFER_ENCODING, UPGRADE,
+        TRAILER, TRANSFER_ENCODING, UPGRADE,
     },
     request, response,
 };
@@ -20,13 +20,14 @@ use crate::{
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// What is meant for one hop (RFC 9110, 7.6.1). The first two say more.
-const HOP: [HeaderName; 8] = [
+/// What is meant for one hop (RFC 9110, 7.6.1), and `Trailer`, as trailers are dropped. The first two say more.
+const HOP: [HeaderName; 9] = [
     CONNECTION,
     TRANSFER_ENCODING,
     KEEP_ALIVE,
     PROXY_CONNECTION,
     TE,
+    TRAILER,
     UPGRADE,
     PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION,
@@ -285,6 +286,7 @@ mod tests {
             ("x-private", "1"),
             ("keep-alive", "timeout=5"),
             ("te", "trailers"),
+            ("trailer", "x-sum"),
             ("upgrade", "websocket"),
             ("host", "h"),
             ("traceparent", "00-1"),

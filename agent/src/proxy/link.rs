@@ -1,9 +1,9 @@
 //! One HTTP/1.1 connection to an endpoint, driven by whoever uses it.
 //!
 //! A client of its own, for what a proxy needs and no more: no task, no channel and no second header map stands between
-//! the socket and the request. The request's own future writes and reads while it waits for the head, and the response's
-//! body while it waits for data. An idle connection is polled by nobody; that its endpoint closed it shows when it is
-//! used again, before a byte is written.
+//! the socket and the request. The request's own future writes and reads while it waits for the head, and the
+//! response's body while it waits for data. An idle connection is polled by nobody; that its endpoint closed it shows
+//! when it is used again, before a byte is written.
 //!
 //! `head` and `body` are the codec, without I/O; `outbox` and `inbox` move the bytes.
 
@@ -21,7 +21,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method, Response, request};
-use http_body::{Frame, SizeHint};
+use http_body::SizeHint;
 use tokio::net::TcpStream;
 
 use super::{
@@ -189,10 +189,12 @@ impl Link {
         let began = patience.ticker.now();
         let mut deadline = None;
         let mut heads = Heads::default();
-        // A failure to write, until it is known that no response came before it.
+        // A failure to write, until it is known that no response came before it: that is still to be read then, and
+        // the connection, being over, wakes whoever reads.
         let mut failed = None;
         let mut unsent = Some(body);
         poll_fn(|cx| {
+            let begins = unsent.is_some();
             if let Some(body) = unsent.take() {
                 // Also whom to wake for the response is said by this look.
                 if inbox::poll(cx, &mut self.stream).is_ready() {
@@ -200,25 +202,20 @@ impl Link {
                 }
                 self.outbox.begin(head, body);
                 self.persists = true;
-                if let Poll::Ready(Err(error)) = self.poll_send(cx) {
-                    failed = Some(error);
-                }
-            } else {
-                if let Poll::Ready(Err(error)) = self.poll_send(cx) {
-                    failed = Some(error);
-                }
-                if let Poll::Ready(outcome) = self.poll_head(cx, &mut heads, to_head, &mut head.headers) {
-                    let failure = |error| failure(failed.take().unwrap_or(error), heads.received, upload);
-                    return Poll::Ready(outcome.map_err(failure));
-                }
             }
-            if let Some(error) = failed.take() {
-                let outcome = self.poll_head(cx, &mut heads, to_head, &mut head.headers);
-                let error = |_| failure(error, heads.received, upload);
-                return match outcome {
-                    Poll::Ready(outcome) => Poll::Ready(outcome.map_err(error)),
-                    Poll::Pending => Poll::Ready(Err(error(LinkError::Upload))),
-                };
+            if let Poll::Ready(Err(error)) = self.poll_send(cx) {
+                failed = Some(error);
+            }
+            if (!begins || failed.is_some())
+                && let Poll::Ready(outcome) = self.poll_head(cx, &mut heads, to_head, &mut head.headers)
+            {
+                return Poll::Ready(outcome.map_err(|error| {
+                    let first = if matches!(error, LinkError::Io(_)) { failed.take() } else { None };
+                    failure(first.unwrap_or(error), heads.received, upload)
+                }));
+            }
+            if let Some(error) = failed.take_if(|error| matches!(error, LinkError::Upload)) {
+                return Poll::Ready(Err(failure(error, heads.received, upload)));
             }
             let now = patience.ticker.now();
             if deadline.as_ref().is_none_or(|deadline: &Deadline| deadline.at <= now) {
@@ -297,16 +294,15 @@ impl Download {
         received && link.persists && link.outbox.is_done()
     }
 
-    /// The next frame. The connection is not needed once it is free.
-    pub(super) fn poll_frame(
+    /// The next piece. The connection is not needed once it is free.
+    pub(super) fn poll_data(
         &mut self,
         link: Option<&mut Link>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, LinkError>>> {
+    ) -> Poll<Option<Result<Bytes, LinkError>>> {
         let Some(link) = link else {
             return Poll::Ready(match self.decoder.decode(&mut self.input) {
-                Ok(Next::Data(data)) => Some(Ok(Frame::data(data))),
-                Ok(Next::Trailers(trailers)) => Some(Ok(Frame::trailers(trailers))),
+                Ok(Next::Data(data)) => Some(Ok(data)),
                 Ok(Next::End) => None,
                 Ok(Next::More) => Some(Err(LinkError::closed())),
                 Err(error) => Some(Err(error)),
@@ -317,10 +313,10 @@ impl Download {
         }
         loop {
             match self.decoder.decode(&mut self.input)? {
-                Next::Data(data) => return Poll::Ready(Some(Ok(Frame::data(data)))),
-                Next::Trailers(trailers) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+                Next::Data(data) => return Poll::Ready(Some(Ok(data))),
                 Next::End => return Poll::Ready(None),
-                Next::More => {}
+                // Even empty it would hold the memory of what came last for as long as nothing more does.
+                Next::More => self.input = Bytes::new(),
             }
             match inbox::poll(cx, &mut link.stream) {
                 Poll::Pending => return Poll::Pending,
@@ -333,5 +329,7 @@ impl Download {
     }
 }
 
+#[cfg(test)]
+mod exchanges;
 #[cfg(test)]
 mod tests;

@@ -25,7 +25,7 @@ use super::{
     link::{Download, Link, LinkError},
     listener::Listener,
     target::Target,
-    upload::Upload,
+    upload::{Progress, Upload},
 };
 use crate::config::REASON_HEADER;
 
@@ -95,7 +95,7 @@ enum Source {
         /// Until the response has come to its end.
         link: Option<Box<Link>>,
         lease: Lease,
-        /// The request's body, which may still be on its way.
+        /// The request's body while it is on its way.
         upload: Option<Rc<Upload>>,
         /// The status was below 500.
         good: bool,
@@ -266,11 +266,12 @@ impl Body for ReplyBody {
 
 impl ReplyBody {
     fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, LinkError>>> {
-        let (download, link) = match &mut self.source {
+        let (download, link, upload) = match &mut self.source {
             Source::Own(bytes) => return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Source::Endpoint { download, link, .. } => (download, link),
+            Source::Endpoint { download, link, upload, .. } => (download, link, upload),
         };
-        let polled = download.poll_frame(link.as_deref_mut(), cx);
+        let polled = download.poll_data(link.as_deref_mut(), cx);
+        upload.take_if(|upload| upload.progress() == Progress::Ended);
         match &polled {
             Poll::Ready(Some(Err(_))) => self.broke(),
             // The end: the connection is free.
@@ -280,7 +281,7 @@ impl ReplyBody {
             }
             Poll::Ready(_) | Poll::Pending => {}
         }
-        polled
+        polled.map(|data| data.map(|data| data.map(Frame::data)))
     }
 }
 

@@ -100,6 +100,8 @@ impl Upload {
 
     fn poll_source(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
         let mut source = self.source.borrow_mut();
+        // That the wake-up of a piece taken asks for the next piece and for nothing else is how hyper 1.12 dispatches
+        // (`poll_read` in proto/h1/dispatch.rs). Another version is to be looked at before it is taken.
         let (polled, woken) = wakes::hold(|| Pin::new(&mut *source).poll_frame(cx));
         if woken && !source.is_end_stream() {
             cx.waker().wake_by_ref();

@@ -39,11 +39,21 @@ pub(super) fn holdable(waker: &Waker) -> Waker {
     Arc::new(Holdable(waker.clone())).into()
 }
 
+/// Wake-ups pass again when it is gone, also after a panic.
+struct Hold;
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        HELD.set(None);
+    }
+}
+
 /// Does something, and says whether a holdable waker was woken by it on this thread, which it then was not.
 pub(super) fn hold<T>(task: impl FnOnce() -> T) -> (T, bool) {
+    let _hold = Hold;
     HELD.set(Some(false));
     let done = task();
-    (done, HELD.take() == Some(true))
+    (done, HELD.get() == Some(true))
 }
 
 #[cfg(test)]
@@ -78,5 +88,14 @@ mod tests {
         assert_eq!(count.0.load(SeqCst), 3, "another thread's");
         waker.wake();
         assert_eq!(count.0.load(SeqCst), 4);
+    }
+
+    #[test]
+    fn nothing_is_held_back_after_a_panic() {
+        let count = Arc::new(Count::default());
+        let waker = holdable(&Waker::from(Arc::clone(&count)));
+        assert!(std::panic::catch_unwind(|| hold(|| panic!("in the middle"))).is_err());
+        waker.wake();
+        assert_eq!(count.0.load(SeqCst), 1);
     }
 }

@@ -21,7 +21,12 @@ const MAX_HEADERS: usize = 100;
 pub(super) fn write(out: &mut Vec<u8>, head: &request::Parts, framing: Option<Framing>) {
     out.extend_from_slice(head.method.as_str().as_bytes());
     out.push(b' ');
-    out.extend_from_slice(head.uri.path_and_query().map_or("/", |path| path.as_str()).as_bytes());
+    let target = head.uri.path_and_query().map_or("/", |path| path.as_str());
+    if target.starts_with('?') {
+        // A target in absolute form may have a query and no path.
+        out.push(b'/');
+    }
+    out.extend_from_slice(target.as_bytes());
     out.extend_from_slice(b" HTTP/1.1\r\n");
     let mut has_length = false;
     for (name, value) in &head.headers {
@@ -72,13 +77,17 @@ pub(super) struct Head {
 }
 
 /// Reads the head of a response, which is then taken from the input. `None`: it is not all there. What comes first may
-/// be heads of status 1xx, which are dropped. `spare` is taken for the response's headers: its memory, not what it says.
+/// be heads of status 1xx, which are dropped. `spare` is taken for the response's headers: its memory, not its text.
 pub(super) fn read(
     input: &mut Bytes,
     to_head: bool,
     spare: &mut HeaderMap,
 ) -> Result<Option<Head>, LinkError> {
     loop {
+        // The parser would skip empty lines, and again with every byte that drips in after them.
+        if matches!(input.first(), Some(b'\r' | b'\n')) {
+            return Err(LinkError::NotHttp("an empty line stands before the head of the response"));
+        }
         let mut fields = [const { MaybeUninit::uninit() }; MAX_HEADERS];
         let mut parsed = httparse::Response::new(&mut []);
         let config = httparse::ParserConfig::default();
@@ -136,19 +145,22 @@ fn finish(
     let mut persists = !closes && (version == Version::HTTP_11 || keeps);
     let has_length = headers.contains_key(CONTENT_LENGTH);
     let length = if has_length { Some(length(&mut headers)?) } else { None };
-    let none = to_head
-        || status.is_informational()
-        || status == StatusCode::NO_CONTENT
-        || status == StatusCode::NOT_MODIFIED;
-    let decoder = if none {
+    let has_coding = headers.contains_key(TRANSFER_ENCODING);
+    let bodiless = status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED;
+    // What it announces may follow from an engine that does not know better.
+    persists &= !(bodiless && (has_coding || length.is_some_and(|length| length > 0)));
+    let decoder = if to_head || bodiless || status.is_informational() {
         Decoder::Length(0)
-    } else if headers.contains_key(TRANSFER_ENCODING) {
+    } else if has_coding {
         if version == Version::HTTP_10 {
             return Err(LinkError::NotHttp("HTTP/1.0 has no Transfer-Encoding"));
         }
         // Whoever says both may be saying one to one reader and the other to another (RFC 9112, 6.3).
         persists &= !has_length;
-        if is_chunked(&headers)? { Decoder::chunked() } else { Decoder::UntilClose(false) }
+        if !is_chunked(&headers) {
+            return Err(LinkError::NotHttp("the response has another transfer coding than chunked"));
+        }
+        Decoder::chunked()
     } else {
         length.map_or(Decoder::UntilClose(false), Decoder::Length)
     };
@@ -183,20 +195,11 @@ fn length(headers: &mut HeaderMap) -> Result<u64, LinkError> {
     Ok(length)
 }
 
-/// Whether `chunked` is the last coding. It may be no other, and stand there only once.
-fn is_chunked(headers: &HeaderMap) -> Result<bool, LinkError> {
-    let (mut last, mut count) = (false, 0);
-    for value in headers.get_all(TRANSFER_ENCODING) {
-        for coding in value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
-            last = coding.eq_ignore_ascii_case(b"chunked");
-            count += usize::from(last);
-        }
-    }
-    match (count, last) {
-        (0, _) => Ok(false),
-        (1, true) => Ok(true),
-        _ => Err(LinkError::NotHttp("the response is not chunked as its last coding, once")),
-    }
+/// Whether `chunked` is the one coding. Any other stays with this hop, and is not taken off here.
+fn is_chunked(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let chunked = codings.next().is_some_and(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
+    chunked && codings.next().is_none()
 }
 
 #[cfg(test)]
@@ -251,9 +254,7 @@ mod tests {
             ("content-length: 5, 5\r\ncontent-length: 5\r\n", ("5", true)),
             ("content-length: 5\r\nconnection: x, Close\r\n", ("5", false)),
             ("transfer-encoding: Chunked\r\n", ("chunked", true)),
-            ("transfer-encoding: gzip, chunked\r\n", ("chunked", true)),
             ("transfer-encoding: chunked\r\ncontent-length: 5\r\n", ("chunked", false)),
-            ("transfer-encoding: gzip\r\n", ("close", false)),
             ("", ("close", false)),
         ] {
             let (framing, persists) = framing(headers).unwrap();
@@ -273,7 +274,11 @@ mod tests {
             "content-length: 5,\r\n",
             "content-length: 18446744073709551616\r\n",
             "content-length : 5\r\n",
+            "transfer-encoding: gzip\r\n",
+            "transfer-encoding: gzip, chunked\r\n",
             "transfer-encoding: chunked, gzip\r\n",
+            "transfer-encoding: chunked, chunked\r\n",
+            "transfer-encoding: \r\n",
             "transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n",
             "x-folded: a\r\n b\r\n",
             "x\0: a\r\n",
@@ -283,7 +288,38 @@ mod tests {
         }
         assert!(parse("HTTP/1.0 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").is_err());
         assert!(parse("HTTP/2 200\r\n\r\n").is_err());
+        assert!(parse("\r\nHTTP/1.1 200 OK\r\n\r\n").is_err());
+        assert!(parse("HTTP/1.1 100 Go on\r\n\r\n\n").is_err());
         assert!(parse("HTTP/1.1 099 No\r\n\r\n").is_err());
+    }
+
+    #[test]
+    fn a_response_has_so_many_headers_and_no_more() {
+        let with = |count| parse(&format!("HTTP/1.1 200 OK\r\n{}\r\n", "a: b\r\n".repeat(count)));
+        assert_eq!(with(MAX_HEADERS).unwrap().unwrap().response.headers().len(), MAX_HEADERS);
+        assert!(with(MAX_HEADERS + 1).is_err());
+    }
+
+    #[test]
+    fn a_status_without_a_body_that_announces_one_ends_its_connection() {
+        for status in [204, 304] {
+            let persists = |headers: &str| {
+                let head = parse(&format!("HTTP/1.1 {status} x\r\n{headers}\r\n")).unwrap().unwrap();
+                assert!(head.response.body().is_end());
+                head.persists
+            };
+            assert!(persists("") && persists("content-length: 0\r\n"));
+            assert!(!persists("content-length: 5\r\n") && !persists("transfer-encoding: chunked\r\n"));
+        }
+    }
+
+    #[test]
+    fn a_query_without_a_path_gets_one() {
+        for (target, said) in [("http://a?q=1", "/?q=1"), ("http://a", "/"), ("/?q", "/?q"), ("*", "*")] {
+            let mut out = Vec::new();
+            write(&mut out, &http::Request::builder().uri(target).body(()).unwrap().into_parts().0, None);
+            assert_eq!(String::from_utf8(out).unwrap(), format!("GET {said} HTTP/1.1\r\n\r\n"));
+        }
     }
 
     #[test]

@@ -15,8 +15,8 @@ use tokio::{io::AsyncReadExt, net::TcpStream};
 /// How much is read at once, bytes.
 const SIZE: usize = 64 * 1024;
 
-/// What is shorter is copied, so that a client that takes a few bytes slowly does not hold a whole buffer.
-const SMALL: usize = 8 * 1024;
+/// What is shorter is copied, so that a client that takes its bytes slowly holds no more than twice their memory.
+const SMALL: usize = SIZE / 2;
 
 thread_local! {
     static BUFFER: RefCell<BytesMut> = RefCell::default();

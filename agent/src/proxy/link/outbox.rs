@@ -23,6 +23,9 @@ pub(super) enum Framing {
     Chunked,
 }
 
+/// How much memory for heads a connection keeps, bytes.
+const KEPT: usize = 4096;
+
 /// What is to be written.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
@@ -52,8 +55,17 @@ impl Outbox {
 
     /// Forgets what is not written.
     pub(super) fn clear(&mut self) {
-        self.lead.clear();
-        (self.at, self.piece, self.tail, self.body) = (0, Bytes::new(), b"", None);
+        self.clear_lead();
+        (self.piece, self.tail, self.body) = (Bytes::new(), b"", None);
+    }
+
+    fn clear_lead(&mut self) {
+        self.at = 0;
+        if self.lead.capacity() > KEPT {
+            self.lead = Vec::new();
+        } else {
+            self.lead.clear();
+        }
     }
 
     /// Whether all is written.
@@ -108,8 +120,7 @@ impl Outbox {
         self.at += lead;
         written -= lead;
         if self.at == self.lead.len() {
-            self.lead.clear();
-            self.at = 0;
+            self.clear_lead();
         }
         let piece = written.min(self.piece.len());
         self.piece.advance(piece);
@@ -159,5 +170,56 @@ impl Outbox {
             self.body = None;
         }
         Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::poll_fn, time::Duration};
+
+    use tokio::{
+        io::AsyncReadExt,
+        net::{TcpListener, TcpSocket},
+    };
+
+    use super::*;
+
+    fn outbox(lead: Vec<u8>, piece: Vec<u8>) -> Outbox {
+        Outbox { lead, at: 0, piece: piece.into(), tail: b"\r\n0\r\n\r\n", body: None }
+    }
+
+    #[test]
+    fn what_is_written_in_part_goes_on_where_it_stopped() {
+        for step in 1..14 {
+            let (mut outbox, mut written) = (outbox(b"lead".to_vec(), b"piece".to_vec()), Vec::new());
+            while !outbox.is_written() {
+                let left = [&outbox.lead[outbox.at..], &outbox.piece, outbox.tail].concat();
+                let part = &left[..step.min(left.len())];
+                written.extend_from_slice(part);
+                outbox.advance(part.len());
+            }
+            assert_eq!(written, b"leadpiece\r\n0\r\n\r\n");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_slow_socket_gets_all_of_it_in_order_and_its_memory_is_given_back() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_send_buffer_size(4096).unwrap();
+        let mut stream = socket.connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut peer, _) = listener.accept().await.unwrap();
+        let numbers = |from: u32| (from..from + 500_000).flat_map(u32::to_be_bytes).collect::<Vec<u8>>();
+        let mut outbox = outbox(numbers(0), numbers(1 << 24));
+        let expected = [&outbox.lead[..], &outbox.piece, outbox.tail].concat();
+        let sending = async {
+            poll_fn(|cx| outbox.poll(cx, &mut stream)).await.unwrap();
+            assert!(outbox.is_done() && outbox.lead.capacity() <= KEPT);
+            drop(stream);
+        };
+        let mut read = Vec::new();
+        let both = async { tokio::join!(sending, peer.read_to_end(&mut read)).1 };
+        tokio::time::timeout(Duration::from_secs(30), both).await.unwrap().unwrap();
+        assert!(read == expected);
     }
 }
