@@ -1,21 +1,26 @@
 # What a person does with this repository. `.ci/setup` brings the machine there and `.ci/rust` finds the Rust.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench check build clean
+.PHONY: help setup demo demo-cluster test test-cluster bench bench-pair check build image clean
 
 RUST := .ci/rust
 CARGO := $(RUST) cargo
 
 help: ## Show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Install what is missing to build and test (done by the others too)
 	@.ci/setup test
 
-demo: ## Watch a rollout being steered (ARGS=--fast for under 20 s)
+demo: ## Watch a rollout being steered (ARGS=--fast: under 20 s; ARGS='--layout shared': through one router)
 	@.ci/setup ebpf
 	@# Not optimised: there to be watched in half the time, and as fast as the demo needs.
 	$(CARGO) build --bin revgate
 	target/debug/revgate demo $(ARGS)
+
+demo-cluster: ## A cluster with revgate on it, to look at until Ctrl-C; as root
+	@.ci/setup test cluster
+	@cluster=$$(tests/cluster/build) && tests/cluster/images && \
+	REVGATE_CLUSTER=$$cluster REVGATE_REQUIRE=node $(CARGO) run -p revgate-tests --bin revgate-cluster
 
 test: ## Run all tests; as root with the kernel programs
 	@.ci/setup test
@@ -24,10 +29,21 @@ test: ## Run all tests; as root with the kernel programs
 	[ -n "$$require" ] || echo "test: NO KERNEL PROGRAMS HERE: their tests are skipped; what is missing stands above"; \
 	REVGATE_REQUIRE=$$require $(CARGO) test --no-fail-fast $(ARGS)
 
+test-cluster: ## Run the tests on a real API server and a real node; as root
+	@.ci/setup test cluster
+	@cluster=$$(tests/cluster/build) && tests/cluster/images && \
+	PATH=$$cluster:$$PATH REVGATE_CLUSTER=$$cluster REVGATE_REQUIRE=$${REVGATE_REQUIRE-bpf,apiserver,node,kubectl,helm} \
+	$(CARGO) test -p revgate-tests --no-fail-fast --test deploy --test 'apiserver_*' --test 'node_*' $(ARGS)
+
 bench: ## Measure revgate beside nginx and HAProxy (ARGS=--quick for a short run)
 	@.ci/setup bench
 	$(CARGO) build --release --bin revgate --bin revgate-bench
 	target/release/revgate-bench $(ARGS)
+
+bench-pair: ## Measure pair listeners beside vllm-router and smg from PyPI
+	@.ci/setup bench routers
+	$(CARGO) build --release --bin revgate --bin revgate-bench
+	target/release/revgate-bench --only pair $(ARGS)
 
 check: ## Format, clippy, documentation, licences
 	@.ci/setup check
@@ -39,6 +55,9 @@ check: ## Format, clippy, documentation, licences
 build: ## Build the revgate binary
 	@.ci/setup ebpf
 	$(CARGO) build --release --bin revgate
+
+image: ## Make the images of agent and simulated engine without Docker (target/images)
+	@tests/cluster/images
 
 clean: ## Remove what was built
 	$(CARGO) clean

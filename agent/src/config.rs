@@ -8,6 +8,7 @@ mod defaults;
 mod document;
 mod load;
 mod names;
+mod network;
 mod picker;
 mod print;
 mod problem;
@@ -22,6 +23,7 @@ use http::HeaderName;
 
 use crate::cluster::ObjectName;
 pub use load::{Loaded, load, parse};
+pub use network::{Network, Trust};
 pub use print::print;
 pub use problem::{ConfigError, Position, Problem};
 pub use selector::Selector;
@@ -114,7 +116,7 @@ pub struct AgentConfig {
     pub node: Option<Arc<str>>,
     /// Where Pods come from.
     pub source: SourceConfig,
-    /// Role listeners.
+    /// HTTP listeners.
     pub listeners: Vec<ListenerConfig>,
     /// VIPs steered in the kernel.
     pub vips: Vec<VipConfig>,
@@ -151,7 +153,7 @@ pub struct KubernetesConfig {
     pub stale_after: Duration,
 }
 
-/// A role listener.
+/// An HTTP listener.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ListenerConfig {
     /// Its name, unique, a metric label.
@@ -160,10 +162,53 @@ pub struct ListenerConfig {
     pub address: SocketAddr,
     /// Index of its set.
     pub set: usize,
-    /// Index of its role in the set's `roles`.
-    pub role: usize,
+    /// What it serves.
+    pub serves: Serves,
     /// Serve TLS with this certificate and key.
     pub tls: Option<TlsConfig>,
+}
+
+/// What a listener serves.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Serves {
+    /// Endpoints of one role, by its index in the set's `roles`.
+    Role(usize),
+    /// Pairs of endpoints: a prefill leg and a decode leg for each request.
+    Pair(PairConfig),
+}
+
+/// How a listener runs the two legs of a request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PairConfig {
+    /// Index of the role of the prefill leg.
+    pub prefill: usize,
+    /// Index of the role of the decode leg, and of requests with one leg.
+    pub decode: usize,
+    /// How the engines hand the KV cache on.
+    pub connector: ConnectorKind,
+    /// The port of a prefill endpoint's bootstrap server.
+    pub bootstrap_port: u16,
+    /// When the prefill leg fails, let the decode endpoint do all the work.
+    pub decode_only_fallback: bool,
+    /// Whose routing headers are believed.
+    pub trust: Trust,
+    /// More tries of a prefill leg after a 502, 503 or 504.
+    pub prefill_retries: u32,
+    /// Before the first of them; twice as long before each next one.
+    pub prefill_backoff: Duration,
+    /// Longest reply of a prefill endpoint, bytes.
+    pub max_prefill_reply: u64,
+}
+
+/// How engines hand a KV cache on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ConnectorKind {
+    /// vLLM's `NixlConnector`: the prefill's reply tells the decode where the cache lies.
+    NixlV2,
+    /// Through storage that all engines share.
+    SharedStorage,
+    /// `SGLang`: both legs at once, meeting at the prefill's bootstrap server.
+    Sglang,
 }
 
 /// A certificate and key, PEM files.
@@ -284,6 +329,8 @@ pub struct HttpConfig {
     /// Same-node endpoints come first while they have at most this many times the load of the other candidate;
     /// 0: no preference.
     pub local_factor: f64,
+    /// The same for endpoints that a `prefer` selector asks for.
+    pub prefer_factor: f64,
     /// Consecutive failures that open an endpoint's breaker; 0: no breaker.
     pub breaker_failures: u32,
     /// How long a breaker stays open before one request probes the endpoint.

@@ -1,10 +1,10 @@
-//! Role listeners: HTTP in, an endpoint of one revision and role out.
+//! Listeners: HTTP in, an endpoint of one revision out, or a pair of them.
 //!
 //! ```text
-//! accept ─> client (connection, limits) ─> forward (one request) ─┬─> table, choose   which endpoint
-//!                                                                 ├─> dial, link      how to reach it
-//!                                                                 ├─> upload          its body there
-//!                                                                 └─> reply           the response back
+//! accept ─> client (connection, limits) ─> forward (one request) ──> attempts ─┬─> table, choose   which endpoint
+//!                                             │                        ▲          ├─> dial, link      how to reach it
+//!                                             ▼                        │          ├─> upload          its body there
+//!                                            pair (two legs) ── each ──┘          └─> reply           the response back
 //! ```
 //!
 //! Each `worker` is a thread that does all of this for its own connections. `headers` says what a request asks
@@ -12,6 +12,7 @@
 
 mod accept;
 mod access;
+mod attempts;
 mod choose;
 mod client;
 mod clock;
@@ -23,6 +24,7 @@ mod headers;
 mod link;
 mod listener;
 pub mod metrics;
+mod pair;
 mod reply;
 mod room;
 mod table;
@@ -95,7 +97,7 @@ pub enum StartError {
     },
 }
 
-/// The running role listeners. Dropping it ends them at once; [`Proxy::drain`] ends them politely.
+/// The running listeners. Dropping it ends them at once; [`Proxy::drain`] ends them politely.
 pub struct Proxy {
     /// One per worker: a worker ends when its sender is dropped.
     workers: Vec<mpsc::UnboundedSender<Command>>,

@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 
 use revgate::config::{
     AgentGone, Config, ConfigError, FenceMode, GatingMode, HttpConfig, KernelMode, Loaded, LogFormat,
-    PortRef, SelectorMode, SourceConfig, VipAddress, load, parse, print,
+    PortRef, SelectorMode, Serves, SourceConfig, VipAddress, load, parse, print,
 };
 
 fn fixture(name: &str) -> String {
@@ -90,11 +90,16 @@ fn f3_every_field_of_the_agent_document_is_read() {
     assert_eq!(ports(&config, 1, "decode"), [PortRef::Number(8100)]);
     assert_eq!(ports(&config, 1, "router"), [PortRef::Number(8000)]);
     assert_eq!(
-        agent.listeners.iter().map(|l| (&*l.name, l.address.to_string(), l.set, l.role)).collect::<Vec<_>>(),
+        agent
+            .listeners
+            .iter()
+            .take(3)
+            .map(|l| (&*l.name, l.address.to_string(), l.set, l.serves.clone()))
+            .collect::<Vec<_>>(),
         [
-            ("chat-prefill", "0.0.0.0:8081".into(), 0, 0),
-            ("chat-decode", "[::1]:8082".into(), 0, 1),
-            ("embed-router", "127.0.0.1:8083".into(), 1, 0),
+            ("chat-prefill", "0.0.0.0:8081".into(), 0, Serves::Role(0)),
+            ("chat-decode", "[::1]:8082".into(), 0, Serves::Role(1)),
+            ("embed-router", "127.0.0.1:8083".into(), 1, Serves::Role(0)),
         ]
     );
     assert_eq!(agent.listeners[1].tls.as_ref().unwrap().key, Path::new("/etc/revgate/tls/tls.key"));
@@ -130,6 +135,7 @@ fn f3_every_field_of_the_agent_document_is_read() {
             pool_max_idle: 8,
             retries: 1,
             local_factor: 2.5,
+            prefer_factor: 3.5,
             breaker_failures: 0,
             breaker_open: Duration::from_secs(20),
             access_log: true,
@@ -171,8 +177,8 @@ fn json_is_read_and_listeners_take_the_name_of_their_role_and_the_only_set() {
  "listeners": [{"address": "127.0.0.1:0", "role": "decode"}, {"address": "127.0.0.1:0", "role": "prefill"}]}"#;
     let config = parsed(text).unwrap_or_else(|error| panic!("{error}")).config;
     assert_eq!(&*config.sets[0].name, "disaggregatedset-rollout-screener");
-    let listeners: Vec<_> = config.agent.listeners.iter().map(|l| (&*l.name, l.role)).collect();
-    assert_eq!(listeners, [("decode", 0), ("prefill", 1)]);
+    let listeners: Vec<_> = config.agent.listeners.iter().map(|l| (&*l.name, l.serves.clone())).collect();
+    assert_eq!(listeners, [("decode", Serves::Role(0)), ("prefill", Serves::Role(1))]);
 }
 
 #[test]

@@ -10,9 +10,9 @@ use std::{
 
 use proptest::{collection, option, prelude::*, sample::select};
 use revgate::config::{
-    AgentConfig, AgentGone, Config, FenceMode, GatingMode, HeaderSelector, HttpConfig, KernelConfig,
-    KernelMode, ListenerConfig, LogConfig, LogFormat, PortRef, SelectorMode, SetConfig, ShutdownConfig,
-    SourceConfig, TlsConfig, VipAddress, VipConfig, parse, print,
+    AgentConfig, AgentGone, Config, ConnectorKind, FenceMode, GatingMode, HeaderSelector, HttpConfig,
+    KernelConfig, KernelMode, ListenerConfig, LogConfig, LogFormat, PairConfig, PortRef, SelectorMode,
+    Serves, SetConfig, ShutdownConfig, SourceConfig, TlsConfig, Trust, VipAddress, VipConfig, parse, print,
 };
 
 /// Text that is hard for YAML: it looks like something else, or needs escapes.
@@ -107,7 +107,8 @@ fn set(index: usize) -> impl Strategy<Value = SetConfig> {
 fn http() -> impl Strategy<Value = HttpConfig> {
     let sizes = (0..=1024_usize, 1024..=1_u64 << 34, 8192..=1_usize << 20, 1..=1000_usize, 1..=1000_usize);
     let times = collection::vec(milliseconds(1..=86_400_000), 6);
-    let rest = (milliseconds(1..=4999), 0..=100_usize, 0..=10_u32, 0.0..=1000.0, 0..=100_u32, any::<bool>());
+    let factors = (0.0..=1000.0, 0.0..=1000.0);
+    let rest = (milliseconds(1..=4999), 0..=100_usize, 0..=10_u32, factors, 0..=100_u32, any::<bool>());
     (sizes, times, rest).prop_map(|(sizes, times, rest)| {
         let time = |index: usize| times.get(index).copied().unwrap_or_default();
         HttpConfig {
@@ -124,7 +125,8 @@ fn http() -> impl Strategy<Value = HttpConfig> {
             pool_idle_timeout: rest.0,
             pool_max_idle: rest.1,
             retries: rest.2,
-            local_factor: rest.3,
+            local_factor: rest.3.0,
+            prefer_factor: rest.3.1,
             breaker_failures: rest.4,
             breaker_open: time(4),
             access_log: rest.5,
@@ -132,19 +134,39 @@ fn http() -> impl Strategy<Value = HttpConfig> {
     })
 }
 
-/// Listeners on every role of every set, in an order that makes the roles come in theirs.
-fn listeners(sets: &[SetConfig], tls: Option<&TlsConfig>) -> Vec<ListenerConfig> {
+fn pair() -> impl Strategy<Value = PairConfig> {
+    let connectors = select(vec![ConnectorKind::NixlV2, ConnectorKind::SharedStorage, ConnectorKind::Sglang]);
+    let networks =
+        ["10.0.0.0/8", "fd00::/8", "::1/128"].map(|network| network.parse().unwrap_or_else(|()| panic!()));
+    let trust = select(vec![Trust::Never, Trust::Always, Trust::Networks(networks.into())]);
+    let numbers = (1..=u16::MAX, 0..=10_u32, milliseconds(1..=86_400_000), 1024..=1_u64 << 30);
+    (connectors, trust, any::<bool>(), numbers).prop_map(|(connector, trust, fallback, numbers)| PairConfig {
+        connector,
+        bootstrap_port: numbers.0,
+        decode_only_fallback: fallback && connector != ConnectorKind::Sglang,
+        trust,
+        prefill_retries: numbers.1,
+        prefill_backoff: numbers.2,
+        max_prefill_reply: numbers.3,
+        ..PairConfig::between(1, 0)
+    })
+}
+
+/// Listeners on every role of every set, in an order that makes the roles come in theirs, and one on a pair.
+fn listeners(sets: &[SetConfig], pair: PairConfig, tls: Option<&TlsConfig>) -> Vec<ListenerConfig> {
     let places = sets
         .iter()
         .enumerate()
         .flat_map(|(set, config)| (0..config.roles.len()).map(move |role| (set, role)));
     places
+        .map(|(set, role)| (set, Serves::Role(role)))
+        .chain([(0, Serves::Pair(pair))])
         .zip(1..)
-        .map(|((set, role), port)| ListenerConfig {
+        .map(|((set, serves), port)| ListenerConfig {
             name: format!("{port}").into(),
             address: SocketAddr::new(IpAddr::from([0_u16; 8]), port),
             set,
-            role,
+            serves,
             tls: tls.cloned(),
         })
         .collect()
@@ -176,12 +198,12 @@ fn config() -> impl Strategy<Value = Config> {
     let log =
         (select(vec![LogFormat::Text, LogFormat::Json]), select(vec!["off", "info", "revgate=debug,warn"]))
             .prop_map(|(format, filter)| LogConfig { format, filter: filter.to_owned() });
-    (sets, option::of(hard_text()), hard_text(), tls, kernel, http(), shutdown, log).prop_map(
-        |(sets, node, source, tls, kernel, http, shutdown, log)| Config {
+    (sets, option::of(hard_text()), hard_text(), tls, pair(), kernel, http(), shutdown, log).prop_map(
+        |(sets, node, source, tls, pair, kernel, http, shutdown, log)| Config {
             agent: AgentConfig {
                 node: node.map(Into::into),
                 source: SourceConfig::File { path: source.into() },
-                listeners: listeners(&sets, tls.as_ref()),
+                listeners: listeners(&sets, pair, tls.as_ref()),
                 vips: vec![VipConfig {
                     at: VipAddress::Fixed(SocketAddr::new(IpAddr::from([10, 0, 0, 1]), 1)),
                     set: 0,

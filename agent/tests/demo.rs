@@ -42,6 +42,15 @@ fn a_rollout_in_user_space_keeps_every_pair_on_one_revision() {
 }
 
 #[test]
+fn a_rollout_behind_a_shared_router_keeps_both_legs_of_every_request_on_one_revision() {
+    let (_, output) = demo(&["--no-kernel", "--layout", "shared"]);
+    let text = text(&output);
+    assert!(output.status.success(), "{text}");
+    assert_eq!(text.matches("  ok\n").count(), 11, "{text}");
+    assert!(text.contains("the agent runs both legs") && text.contains("all as it should be"), "{text}");
+}
+
+#[test]
 fn a_rollout_with_the_kernel_steers_members_plain_clients_and_the_agent() {
     let (process, output) = demo(&[]);
     let text = text(&output);

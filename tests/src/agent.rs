@@ -165,12 +165,6 @@ vips:
         let _ = until("the agent is ready", look, |ready| matches!(ready, Ok(true)));
     }
 
-    /// What it has logged.
-    #[must_use]
-    pub fn log(&self) -> String {
-        fs::read_to_string(self.file("log")).unwrap_or_default()
-    }
-
     /// Its state, as `/debug/state` tells it; null while it does not.
     #[must_use]
     pub fn state(&self) -> serde_json::Value {

@@ -7,6 +7,7 @@
 )]
 
 pub mod agent;
+pub mod cluster;
 pub mod dial;
 pub mod echo;
 pub mod foreign;

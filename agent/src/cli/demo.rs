@@ -41,14 +41,14 @@ use isolation::Isolation;
 use judge::Played;
 use member::Member;
 use stage::{REVISIONS, ROLES, Stage};
-use traffic::Listeners;
+use traffic::Way;
 use view::View;
 
 /// Prefill and Decode Pods of each revision.
 const SIZE: [u32; 2] = [2, 10];
 /// How far the rollout may go below that.
 const LIMITS: Limits = Limits { max_unavailable: 2, max_surge: 0 };
-/// Clients that coordinate pairs.
+/// Clients that ask for pairs.
 const COORDINATORS: u64 = 8;
 /// Clients that dial the VIP.
 const DIALLERS: u64 = 4;
@@ -62,8 +62,8 @@ const FAREWELL: Duration = Duration::from_secs(20);
 /// Watch a rollout being steered, on this machine and with no cluster.
 ///
 /// Starts simulated engines of two revisions and an agent, plays a rollout of 2 Prefill and 10 Decode Pods, and sends
-/// requests all the while: coordinators that run a Prefill and a Decode leg each, plain clients of a VIP, and
-/// processes of member Pods. Every pair must stay on one revision, and every share must be what the Ready Pods say.
+/// requests all the while: pairs of a Prefill and a Decode leg each, plain clients of a VIP, and processes of member
+/// Pods. Every pair must stay on one revision, and every share must be what the Ready Pods say.
 /// As root, with a bpffs mounted, the kernel programs take part, in a cgroup of the demo's own.
 #[derive(Debug, clap::Args)]
 #[command(
@@ -83,12 +83,24 @@ pub struct Args {
     /// Keep the configuration, the Pod file and the agent's log.
     #[arg(long)]
     keep: bool,
+    /// Where a request's legs are put together: by a coordinator between two listeners, or by the agent itself.
+    #[arg(long, value_enum, default_value_t = Layout::PerRole)]
+    layout: Layout,
     /// Leave the kernel programs out.
     #[arg(long)]
     no_kernel: bool,
     /// Be the process of a member Pod that dials this VIP.
     #[arg(long, hide = true, value_name = "ADDRESS")]
     member: Option<SocketAddr>,
+}
+
+/// Who puts the legs of a request together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum Layout {
+    /// One router per role: coordinators, between a Prefill and a Decode listener.
+    PerRole,
+    /// One shared router: the agent's pair listener.
+    Shared,
 }
 
 impl Args {
@@ -131,7 +143,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit, Failure> {
 
 async fn play(args: &Args, isolation: &Isolation, view: &mut View<'_>) -> Result<Exit, Failure> {
     let plan = rollout::plan(&SIZE, &SIZE, LIMITS).map_err(Failure::failed)?;
-    let mut stage = Stage::set().await?;
+    let mut stage = Stage::set(args.layout == Layout::Shared).await?;
     if args.keep {
         let directory = stage.keep().display().to_string();
         view.say(&format!("files: {directory}\n"))?;
@@ -179,10 +191,13 @@ impl<'a> Performance<'a> {
 
         let board = Arc::new(Board::new(REVISIONS.len()));
         let mut clients = JoinSet::new();
-        let listeners = Listeners { prefill: stage.listener(0), decode: stage.listener(1) };
+        let way = match args.layout {
+            Layout::PerRole => Way::PerRole { prefill: stage.listener(0), decode: stage.listener(1) },
+            Layout::Shared => Way::Shared(stage.listener(0)),
+        };
         for client in 0..COORDINATORS {
             let seed = args.seed.wrapping_add(client);
-            clients.spawn(traffic::coordinate(Arc::clone(&board), listeners, args.pace(COORDINATORS), seed));
+            clients.spawn(traffic::coordinate(Arc::clone(&board), way, args.pace(COORDINATORS), seed));
         }
         if kernel {
             for _ in 0..DIALLERS {
@@ -230,12 +245,15 @@ impl<'a> Performance<'a> {
         }
         let report = agent.report().await.map_err(Failure::failed)?;
         agent.stop().await?;
-        let (foreign, misplaced) = stage.transgressions();
+        let (foreign, misplaced, alone) = stage.transgressions();
         if foreign > 0 {
             faults.push(format!("the engines refused KV of another revision {foreign} times"));
         }
         if misplaced > 0 {
             faults.push(format!("{misplaced} legs reached an engine of the wrong role"));
+        }
+        if alone > 0 {
+            faults.push(format!("{alone} requests were served without a prefill"));
         }
         let styles = view.styles();
         let mut text = sum.tell(kernel.then(|| Kernel::of(&report).since(opening)), foreign, tests);
@@ -333,6 +351,10 @@ fn opening(
             "kernel  NO kernel programs: the agent gates in user space, VIPs are left out\n        {reason}\n"
         );
     }
+    text.push_str(match args.layout {
+        Layout::PerRole => "layout  one router per role: coordinators carry the revision from leg to leg\n",
+        Layout::Shared => "layout  one shared router: the agent runs both legs of a request\n",
+    });
     let _ = writeln!(text, "judged  {} requests of each kind in each step\n", args.requests());
     text
 }
@@ -393,6 +415,7 @@ mod tests {
             requests_per_step: Some(800),
             seed: 0,
             keep: false,
+            layout: Layout::PerRole,
             no_kernel: false,
             member: None,
         };

@@ -1,7 +1,7 @@
 //! `revgate run`: the agent. This file wires the parts together in the order of the flow, and ends them.
 //!
 //! Threads: the main one runs the Pod source, the admin server, configuration reload and signals; the owner of the
-//! state has its own (a kernel swap blocks); the proxy has one per worker.
+//! state has its own (a kernel swap blocks); the proxy has one per worker; tracing, where it is on, has one.
 
 mod denied;
 mod kernel;
@@ -11,6 +11,8 @@ mod signals;
 mod source;
 
 use std::{
+    convert::Infallible,
+    io,
     net::SocketAddr,
     sync::Arc,
     thread,
@@ -33,7 +35,7 @@ use super::{
 };
 use crate::{
     cluster::Change,
-    config::Config,
+    config::{Config, Serves},
     fatal::Indispensable,
     kernel::Trace,
     observe::{
@@ -136,13 +138,7 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     scene.listeners.store(Arc::new(listeners(&config, &proxy)));
     info!(admin = %config.agent.admin, sets = config.sets.len(), "started");
 
-    let owner = thread::Builder::new()
-        .name("owner".into())
-        .spawn(|| {
-            let _indispensable = Indispensable("owner");
-            owner.run_blocking()
-        })
-        .map_err(Failure::failed)?;
+    let owner = start(owner)?;
     let mut tasks = JoinSet::new();
     let admin = Admin::new(Arc::clone(&scene), Arc::new(registry));
     tasks.spawn(async { match admin.serve(admin_socket).await {} });
@@ -157,7 +153,7 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     let (latest, followed) = watch::channel(Arc::clone(&config));
     tasks.spawn(source.follow(followed, changes, health));
     if let Some(trace) = kernel.trace() {
-        tasks.spawn(follow_trace(trace));
+        follow_trace(trace)?;
     }
     let (offers, mut offered) = mpsc::channel(1);
     let current = Config::clone(&config);
@@ -206,11 +202,27 @@ async fn serve(file: &ConfigFile, config: Arc<Config>) -> Result<Exit, Failure> 
     }
 }
 
-async fn follow_trace(trace: Trace) {
-    match trace.follow().await {
-        Ok(never) => match never {},
-        Err(error) => error!(%error, "what the kernel programs write is not read any more"),
-    }
+/// Starts the one writer of state.
+fn start(owner: Owner) -> Result<thread::JoinHandle<io::Result<()>>, Failure> {
+    let run = || {
+        let _indispensable = Indispensable("owner");
+        owner.run_blocking()
+    };
+    thread::Builder::new().name("owner".into()).spawn(run).map_err(Failure::failed)
+}
+
+/// On a thread of its own: a Pod that connects without end fills the log, and keeps nothing else waiting.
+fn follow_trace(trace: Trace) -> Result<(), Failure> {
+    let follow = move || -> io::Result<Infallible> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+        match runtime.block_on(trace.follow())? {}
+    };
+    let run = move || {
+        let Err(error) = follow();
+        error!(%error, "what the kernel programs write is not read any more");
+    };
+    let _detached = thread::Builder::new().name("trace".into()).spawn(run).map_err(Failure::failed)?;
+    Ok(())
 }
 
 /// What the proxy listens on, with the names of what it serves there.
@@ -222,7 +234,12 @@ fn listeners(config: &Config, proxy: &Proxy) -> Vec<ListenerReport> {
             name: name.to_owned(),
             address,
             set: set.name.to_string(),
-            role: set.roles.get(listener.role)?.to_string(),
+            role: match &listener.serves {
+                Serves::Role(role) => set.roles.get(*role)?.to_string(),
+                Serves::Pair(pair) => {
+                    format!("{}+{}", set.roles.get(pair.prefill)?, set.roles.get(pair.decode)?)
+                }
+            },
             tls: listener.tls.is_some(),
         })
     };

@@ -1,6 +1,7 @@
 //! `kind: AgentConfig`: what is revgate's own. Everything is optional; `defaults` holds what is not said.
 
 mod frontends;
+mod pair;
 
 use std::{ops::RangeInclusive, time::Duration};
 
@@ -8,8 +9,8 @@ use revgate_common::layout::{MAX_ROLES, MAX_SETS};
 use tracing_subscriber::EnvFilter;
 
 use super::{
-    AgentConfig, AgentGone, FenceMode, HttpConfig, KernelConfig, KernelMode, KubernetesConfig, Loaded,
-    LogConfig, LogFormat, SetConfig, ShutdownConfig, SourceConfig,
+    AgentConfig, AgentGone, ConnectorKind, FenceMode, HttpConfig, KernelConfig, KernelMode, KubernetesConfig,
+    Loaded, LogConfig, LogFormat, SetConfig, ShutdownConfig, SourceConfig,
     addresses::{self, Place, Use},
     problem,
     reader::{Fields, Value},
@@ -23,6 +24,14 @@ pub(super) const FENCE_MODES: [(&str, FenceMode); 3] =
     [("enforce", FenceMode::Enforce), ("audit", FenceMode::Audit), ("off", FenceMode::Off)];
 /// The words for what a VIP does without an agent.
 pub(super) const AGENT_GONE: [(&str, AgentGone); 2] = [("keep", AgentGone::Keep), ("deny", AgentGone::Deny)];
+/// The words for the connectors.
+pub(super) const CONNECTORS: [(&str, ConnectorKind); 3] = [
+    ("nixlv2", ConnectorKind::NixlV2),
+    ("shared-storage", ConnectorKind::SharedStorage),
+    ("sglang", ConnectorKind::Sglang),
+];
+/// The words for whom a pair listener believes, where they are no networks: nobody, everybody.
+pub(super) const TRUST: [&str; 2] = ["never", "always"];
 /// The words for the log formats.
 pub(super) const LOG_FORMATS: [(&str, LogFormat); 2] = [("text", LogFormat::Text), ("json", LogFormat::Json)];
 
@@ -141,6 +150,7 @@ fn http(value: &Value<'_>) -> Option<HttpConfig> {
         pool_max_idle: fields.or("poolMaxIdle", d.pool_max_idle, |value| value.integer(0..=65_536)),
         retries: fields.or("retries", d.retries, |value| value.integer(0..=10)),
         local_factor: fields.or("localFactor", d.local_factor, |value| value.decimal(0.0..=1000.0)),
+        prefer_factor: fields.or("preferFactor", d.prefer_factor, |value| value.decimal(0.0..=1000.0)),
         breaker_failures: fields.or("breakerFailures", d.breaker_failures, |value| value.integer(0..=10_000)),
         breaker_open: duration(&mut fields, "breakerOpen", d.breaker_open, DAY),
         access_log: fields.or("accessLog", d.access_log, Value::boolean),

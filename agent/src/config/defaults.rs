@@ -10,8 +10,8 @@ use std::{
 use http::HeaderName;
 
 use super::{
-    AgentConfig, FenceMode, HttpConfig, KernelConfig, KernelMode, KubernetesConfig, LogConfig, LogFormat,
-    ShutdownConfig, SourceConfig,
+    AgentConfig, ConnectorKind, FenceMode, HttpConfig, KernelConfig, KernelMode, KubernetesConfig, LogConfig,
+    LogFormat, PairConfig, ShutdownConfig, SourceConfig, Trust,
 };
 
 /// The header by which llm-d names a revision.
@@ -22,6 +22,33 @@ pub(super) const REVISION_LABEL: &str = "disaggregatedset.x-k8s.io/revision";
 pub(super) const ROLE_LABEL: &str = "disaggregatedset.x-k8s.io/role";
 /// The port on which vLLM and `SGLang`'s routers expect an engine.
 pub(super) const PORT: u16 = 8000;
+/// The role of a pair's first leg, as llm-d names it.
+pub(super) const PREFILL: &str = "prefill";
+/// The role of its second leg.
+pub(super) const DECODE: &str = "decode";
+
+impl PairConfig {
+    /// Between two roles of a set, by their indices, with everything else as it is by default.
+    #[must_use]
+    pub fn between(prefill: usize, decode: usize) -> Self {
+        Self {
+            prefill,
+            decode,
+            // What llm-d's sidecar does unless told otherwise.
+            connector: ConnectorKind::NixlV2,
+            // SGLang's disaggregation_bootstrap_port.
+            bootstrap_port: 8998,
+            // A decode engine that computes prompts starves those that it streams to: ask for it.
+            decode_only_fallback: false,
+            trust: Trust::Never,
+            prefill_retries: 2,
+            // An engine that says 503 is full or starting: another may do at once, the same one soon.
+            prefill_backoff: Duration::from_millis(25),
+            // As for request bodies: with logprobs of the prompt a reply is about as long as its request.
+            max_prefill_reply: 64 << 20,
+        }
+    }
+}
 
 impl Default for AgentConfig {
     fn default() -> Self {
@@ -88,6 +115,8 @@ impl Default for HttpConfig {
             pool_max_idle: 64,
             retries: 2,
             local_factor: 1.25,
+            // A KV transfer out of a slice leaves the fast fabric, which costs more than a hop to another node.
+            prefer_factor: 2.0,
             // Envoy's outlier detection: 5 consecutive failures.
             breaker_failures: 5,
             // nginx's fail_timeout.

@@ -6,9 +6,9 @@ use std::path::Path;
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use super::{
-    Config, HttpConfig, KernelConfig, ListenerConfig, PortRef, SetConfig, SourceConfig, VipAddress,
-    VipConfig,
-    agent::{AGENT_GONE, FENCE_MODES, KERNEL_MODES, LOG_FORMATS},
+    Config, HttpConfig, KernelConfig, ListenerConfig, PairConfig, PortRef, Serves, SetConfig, SourceConfig,
+    Trust, VipAddress, VipConfig,
+    agent::{AGENT_GONE, CONNECTORS, FENCE_MODES, KERNEL_MODES, LOG_FORMATS, TRUST},
     load::{AGENT_KIND, AGENT_VERSIONS, PICKER_KIND, PICKER_VERSIONS},
     picker::{GATING_MODES, PLUGIN, SELECTOR_MODES},
     units,
@@ -185,8 +185,30 @@ struct Listener<'c> {
     name: &'c str,
     address: String,
     set: &'c str,
-    role: &'c str,
+    role: Option<&'c str>,
+    pair: Option<Pair<'c>>,
     tls: Option<Tls<'c>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Pair<'c> {
+    prefill: &'c str,
+    decode: &'c str,
+    connector: &'static str,
+    bootstrap_port: u16,
+    decode_only_fallback: bool,
+    trust: Trusted,
+    prefill_retries: u32,
+    prefill_backoff: String,
+    max_prefill_reply: String,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Trusted {
+    Word(&'static str),
+    Networks(Vec<String>),
 }
 
 #[derive(Serialize)]
@@ -244,6 +266,7 @@ struct Http {
     pool_max_idle: usize,
     retries: u32,
     local_factor: f64,
+    prefer_factor: f64,
     breaker_failures: u32,
     breaker_open: String,
     access_log: bool,
@@ -313,9 +336,35 @@ fn names(config: &Config, set: usize, role: usize) -> Option<(&str, &str)> {
 }
 
 fn print_listener<'c>(config: &'c Config, listener: &'c ListenerConfig) -> Option<Listener<'c>> {
-    let (set, role) = names(config, listener.set, listener.role)?;
+    let (role, pair) = match &listener.serves {
+        Serves::Role(role) => (Some(*role), None),
+        Serves::Pair(pair) => (None, Some(print_pair(config, listener.set, pair)?)),
+    };
     let tls = listener.tls.as_ref().map(|tls| Tls { certificate: &tls.certificate, key: &tls.key });
-    Some(Listener { name: &listener.name, address: listener.address.to_string(), set, role, tls })
+    let set = config.sets.get(listener.set)?;
+    let role = role.map(|role| set.roles.get(role).map(|role| &**role));
+    let address = listener.address.to_string();
+    Some(Listener { name: &listener.name, address, set: &set.name, role: role.flatten(), pair, tls })
+}
+
+fn print_pair<'c>(config: &'c Config, set: usize, pair: &PairConfig) -> Option<Pair<'c>> {
+    Some(Pair {
+        prefill: names(config, set, pair.prefill)?.1,
+        decode: names(config, set, pair.decode)?.1,
+        connector: word(&CONNECTORS, &pair.connector),
+        bootstrap_port: pair.bootstrap_port,
+        decode_only_fallback: pair.decode_only_fallback,
+        trust: match &pair.trust {
+            Trust::Networks(networks) => {
+                Trusted::Networks(networks.iter().map(ToString::to_string).collect())
+            }
+            Trust::Never => Trusted::Word(TRUST[0]),
+            Trust::Always => Trusted::Word(TRUST[1]),
+        },
+        prefill_retries: pair.prefill_retries,
+        prefill_backoff: units::print_duration(pair.prefill_backoff),
+        max_prefill_reply: units::print_size(pair.max_prefill_reply),
+    })
 }
 
 fn print_vip<'c>(config: &'c Config, vip: &'c VipConfig) -> Option<Vip<'c>> {
@@ -361,6 +410,7 @@ fn http(http: &HttpConfig) -> Http {
         pool_max_idle: http.pool_max_idle,
         retries: http.retries,
         local_factor: http.local_factor,
+        prefer_factor: http.prefer_factor,
         breaker_failures: http.breaker_failures,
         breaker_open: units::print_duration(http.breaker_open),
         access_log: http.access_log,

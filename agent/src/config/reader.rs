@@ -97,9 +97,14 @@ impl<'a> Value<'a> {
         Some(items.iter().enumerate().map(item).collect())
     }
 
+    /// Whether it is a list.
+    pub(super) fn is_list(&self) -> bool {
+        matches!(self.node.kind, Kind::List(_))
+    }
+
     /// A list of at most `most`, or one value that stands for a list of one.
     pub(super) fn one_or_more(&self, most: usize) -> Option<Vec<Value<'a>>> {
-        if matches!(self.node.kind, Kind::List(_)) { self.items(most) } else { Some(vec![self.clone()]) }
+        if self.is_list() { self.items(most) } else { Some(vec![self.clone()]) }
     }
 
     /// The entries of a mapping whose keys are data.

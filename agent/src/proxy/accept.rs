@@ -99,15 +99,15 @@ pub(super) async fn run(opened: Opened, listener: Rc<Listener>, mut stopped: one
         };
         match accepted {
             // Only a connection that is there takes room: a listener that waits for one holds none.
-            Ok((stream, _)) => {
+            Ok(accepted) => {
                 let seat = tokio::select! {
                     seat = room.enter() => seat,
                     _ = &mut stopped => {
-                        waiting.push(stream);
+                        waiting.push(accepted);
                         break;
                     }
                 };
-                start(stream, acceptor.clone(), &listener, seat, false);
+                start(accepted, acceptor.clone(), &listener, seat, false);
             }
             Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
                 tracing::warn!(listener = %opened.plan.config.name, %error, "connections wait");
@@ -118,18 +118,25 @@ pub(super) async fn run(opened: Opened, listener: Rc<Listener>, mut stopped: one
         }
     }
     let mut cx = Context::from_waker(Waker::noop());
-    while let Poll::Ready(Ok((stream, _))) = socket.poll_accept(&mut cx) {
-        waiting.push(stream);
+    while let Poll::Ready(Ok(accepted)) = socket.poll_accept(&mut cx) {
+        waiting.push(accepted);
     }
     drop(socket);
-    for stream in waiting {
-        start(stream, acceptor.clone(), &listener, room.enter().await, true);
+    for accepted in waiting {
+        start(accepted, acceptor.clone(), &listener, room.enter().await, true);
     }
 }
 
 /// Serves a connection on a task of its own.
-fn start(stream: TcpStream, acceptor: Option<TlsAcceptor>, listener: &Rc<Listener>, seat: Seat, last: bool) {
-    let client = Rc::new(Client::new(listener.id, listener.worker.ticker.clone()));
+fn start(
+    (stream, peer): (TcpStream, SocketAddr),
+    acceptor: Option<TlsAcceptor>,
+    listener: &Rc<Listener>,
+    seat: Seat,
+    last: bool,
+) {
+    let trusted = listener.trusts(peer.ip());
+    let client = Rc::new(Client::new(listener.id, trusted, listener.worker.ticker.clone()));
     if last {
         client.finish();
     }

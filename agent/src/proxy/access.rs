@@ -23,6 +23,7 @@ struct Outcome {
     status: StatusCode,
     revision: Arc<str>,
     endpoint: Option<SocketAddr>,
+    prefill: Option<SocketAddr>,
     reason: &'static str,
     head_micros: u64,
 }
@@ -33,9 +34,18 @@ impl Access {
         Self { listener, method, uri, clock, began, outcome: None, broken: false }
     }
 
-    /// An endpoint answers.
-    pub(super) fn served(&mut self, status: StatusCode, revision: &Arc<str>, endpoint: SocketAddr) {
+    /// An endpoint answers, after the prefill of another where there are two legs.
+    pub(super) fn served(
+        &mut self,
+        status: StatusCode,
+        revision: &Arc<str>,
+        endpoint: SocketAddr,
+        prefill: Option<SocketAddr>,
+    ) {
         self.answered(status, Arc::clone(revision), Some(endpoint), "");
+        if let Some(outcome) = &mut self.outcome {
+            outcome.prefill = prefill;
+        }
     }
 
     /// No endpoint does.
@@ -56,7 +66,7 @@ impl Access {
         reason: &'static str,
     ) {
         let head_micros = self.clock.micros().saturating_sub(self.began);
-        self.outcome = Some(Outcome { status, revision, endpoint, reason, head_micros });
+        self.outcome = Some(Outcome { status, revision, endpoint, prefill: None, reason, head_micros });
     }
 }
 
@@ -65,7 +75,7 @@ impl Drop for Access {
         let micros = self.clock.micros().saturating_sub(self.began);
         let (listener, method, path) = (&*self.listener, &self.method, self.uri.path());
         match &self.outcome {
-            Some(Outcome { status, revision, endpoint, reason, head_micros }) => tracing::info!(
+            Some(Outcome { status, revision, endpoint, prefill, reason, head_micros }) => tracing::info!(
                 target: "revgate::access",
                 listener,
                 %method,
@@ -73,6 +83,7 @@ impl Drop for Access {
                 status = status.as_u16(),
                 %revision,
                 endpoint = endpoint.map(tracing::field::display),
+                prefill = prefill.map(tracing::field::display),
                 reason,
                 head_micros,
                 micros,

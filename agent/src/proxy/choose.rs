@@ -8,8 +8,9 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use revgate_common::pick;
 
+use super::worker::Worker;
 use crate::{
-    config::SelectorMode,
+    config::{HttpConfig, SelectorMode},
     snapshot::{Breaker, Endpoint, vitals::Admission},
 };
 
@@ -49,12 +50,27 @@ pub(super) struct Candidates<'a> {
 pub(super) struct Rules {
     /// See `HttpConfig::local_factor`.
     pub(super) local_factor: f64,
+    /// See `HttpConfig::prefer_factor`.
+    pub(super) prefer_factor: f64,
     /// When endpoints rest.
     pub(super) breaker: Breaker,
     /// Milliseconds of the proxy's clock.
     pub(super) now: u64,
     /// Uniform draws: two for the endpoints of this node, two for all.
     pub(super) draws: [u32; 4],
+}
+
+impl Rules {
+    /// Of a request on that worker, now.
+    pub(super) fn of(worker: &Worker, http: &HttpConfig) -> Self {
+        Self {
+            local_factor: http.local_factor,
+            prefer_factor: http.prefer_factor,
+            breaker: worker.breaker(),
+            now: worker.ticker.now(),
+            draws: worker.draws(),
+        }
+    }
 }
 
 /// Why there is none.
@@ -87,10 +103,7 @@ impl<'a> Candidates<'a> {
             return Ok(probe);
         }
         match (local, any) {
-            (Some(local), Some(any)) => {
-                let load = |endpoint: &Endpoint| f64::from(load(endpoint)) + 1.0;
-                Ok(if load(local) <= rules.local_factor * load(any) { local } else { any })
-            }
+            (Some(local), Some(any)) => Ok(first_of(local, any, rules.local_factor)),
             (Some(endpoint), None) | (None, Some(endpoint)) => Ok(endpoint),
             (None, None) if self.are_left() => Err(Unavailable::BreakersOpen),
             (None, None) if self.all.is_empty() => Err(Unavailable::NoEndpoint),
@@ -112,9 +125,21 @@ impl<'a> Candidates<'a> {
         second: u32,
         rules: Rules,
     ) -> Option<&'a Arc<Endpoint>> {
-        let prefers = self.wants.iter().any(|want| want.mode == SelectorMode::Prefer);
+        let prefers =
+            rules.prefer_factor > 0.0 && self.wants.iter().any(|want| want.mode == SelectorMode::Prefer);
         let preferred = if prefers { self.lesser(from, true, [first, second], rules) } else { None };
-        preferred.or_else(|| self.lesser(from, false, [first, second], rules))
+        // A probe that was claimed must be used.
+        let any = match preferred {
+            Some(probe) if probe.vitals.is_open() => return preferred,
+            _ => self.lesser(from, false, [first, second], rules),
+        };
+        match (preferred, any) {
+            (Some(preferred), Some(any)) if !any.vitals.is_open() => {
+                Some(first_of(preferred, any, rules.prefer_factor))
+            }
+            (Some(preferred), None) => Some(preferred),
+            (_, any) => any,
+        }
     }
 
     /// The less busy of two that may be used; the only one; or none.
@@ -180,6 +205,12 @@ impl<'a> Candidates<'a> {
     }
 }
 
+/// The one that comes first, unless it is busier than the other by more than the factor.
+fn first_of<'a>(first: &'a Arc<Endpoint>, other: &'a Arc<Endpoint>, factor: f64) -> &'a Arc<Endpoint> {
+    let load = |endpoint: &Endpoint| f64::from(load(endpoint)) + 1.0;
+    if load(first) <= factor * load(other) { first } else { other }
+}
+
 fn load(endpoint: &Endpoint) -> u32 {
     endpoint.vitals.outstanding.load(Relaxed)
 }
@@ -230,7 +261,13 @@ mod tests {
     }
 
     fn rules(first: u32, second: u32) -> Rules {
-        Rules { local_factor: 2.0, breaker: BREAKER, now: 0, draws: [first, second, first, second] }
+        Rules {
+            local_factor: 2.0,
+            prefer_factor: 2.0,
+            breaker: BREAKER,
+            now: 0,
+            draws: [first, second, first, second],
+        }
     }
 
     fn choose(all: &[Arc<Endpoint>], tried: &[Arc<Endpoint>], rules: Rules) -> Result<u16, Unavailable> {
@@ -349,6 +386,13 @@ mod tests {
         assert_eq!(prefer("1"), Ok(0), "this node first");
         busy(&all[0], 9);
         assert_eq!(prefer("1"), Ok(1));
+        let third = |value| choose_with(&all, (value, SelectorMode::Prefer), rules(at(2, 4), at(2, 4)));
+        for (load, chosen) in [(1, 3), (2, 2), (0, 3)] {
+            for slice in [1, 3] {
+                busy(&all[slice], load);
+            }
+            assert_eq!(third("1"), Ok(chosen), "with {load} requests each; the other has none");
+        }
         assert!(prefer("2").is_ok(), "nobody has it");
         all[1].vitals.failed(0, BREAKER);
         all[3].vitals.failed(0, BREAKER);

@@ -63,6 +63,8 @@ enum Phase {
 pub(super) struct Client {
     /// Whose it is.
     pub(super) listener: u64,
+    /// Its routing headers are believed.
+    pub(super) trusted: bool,
     phase: Cell<Phase>,
     in_flight: Cell<u32>,
     /// When a write that waits now began to; 0: none waits.
@@ -86,10 +88,11 @@ pub(super) struct Client {
 
 impl Client {
     /// Just accepted: its first head is waited for.
-    pub(super) fn new(listener: u64, ticker: Ticker) -> Self {
+    pub(super) fn new(listener: u64, trusted: bool, ticker: Ticker) -> Self {
         let now = ticker.now();
         Self {
             listener,
+            trusted,
             phase: Cell::new(Phase::Head(now)),
             in_flight: Cell::new(0),
             blocked: Cell::new(0),

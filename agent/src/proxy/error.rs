@@ -60,6 +60,25 @@ pub enum ProxyError {
     /// The request is not one that can be passed on.
     #[error("{0}")]
     BadRequest(&'static str),
+    /// The body of a request with two legs cannot be split between them.
+    #[error("the request body cannot be read: {0}")]
+    BadJson(String),
+    /// It names no model.
+    #[error("the request body names no `model`")]
+    NoModel,
+    /// A trusted router names prefill endpoints, and none of them is a Ready one of the revision.
+    #[error(
+        "no prefill endpoint that the request names is a Ready one of the chosen revision on a known port"
+    )]
+    TargetNotAllowed,
+    /// The prefill's reply is longer than allowed.
+    #[error("endpoint {address} replied with more than {limit} bytes to a prefill (pair.maxPrefillReply)")]
+    ReplyTooLarge {
+        /// The endpoint.
+        address: SocketAddr,
+        /// The limit in bytes.
+        limit: u64,
+    },
     /// CONNECT.
     #[error("this is no forward proxy: CONNECT is not served")]
     Connect,
@@ -154,6 +173,12 @@ pub enum Reason {
     BadHead,
     /// The head of an HTTP/1.1 request is larger than `http.maxHead`. Likewise.
     HeadTooLarge,
+    /// See [`ProxyError::BadJson`].
+    BadJson,
+    /// See [`ProxyError::NoModel`].
+    NoModel,
+    /// See [`ProxyError::TargetNotAllowed`].
+    TargetNotAllowed,
     /// See [`ProxyError::Connect`].
     MethodNotAllowed,
     /// See [`ProxyError::ClientStalled`].
@@ -172,13 +197,15 @@ pub enum Reason {
     EndpointReset,
     /// See [`ProxyError::BadResponse`].
     BadResponse,
+    /// See [`ProxyError::ReplyTooLarge`].
+    ReplyTooLarge,
     /// See [`ProxyError::ResponseTimeout`].
     ResponseTimeout,
 }
 
 impl Reason {
     /// Every reason, in index order.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 26] = [
         Self::NotSynced,
         Self::NoEligibleRevision,
         Self::RevisionNotEligible,
@@ -191,6 +218,9 @@ impl Reason {
         Self::BadRequest,
         Self::BadHead,
         Self::HeadTooLarge,
+        Self::BadJson,
+        Self::NoModel,
+        Self::TargetNotAllowed,
         Self::MethodNotAllowed,
         Self::RequestTimeout,
         Self::BodyTooLarge,
@@ -200,6 +230,7 @@ impl Reason {
         Self::ConnectTimeout,
         Self::EndpointReset,
         Self::BadResponse,
+        Self::ReplyTooLarge,
         Self::ResponseTimeout,
     ];
 
@@ -219,6 +250,9 @@ impl Reason {
             Self::BadRequest => "bad-request",
             Self::BadHead => "bad-head",
             Self::HeadTooLarge => "head-too-large",
+            Self::BadJson => "bad-json",
+            Self::NoModel => "no-model",
+            Self::TargetNotAllowed => "target-not-allowed",
             Self::MethodNotAllowed => "method-not-allowed",
             Self::RequestTimeout => "request-timeout",
             Self::BodyTooLarge => "body-too-large",
@@ -228,6 +262,7 @@ impl Reason {
             Self::ConnectTimeout => "connect-timeout",
             Self::EndpointReset => "endpoint-reset",
             Self::BadResponse => "bad-response",
+            Self::ReplyTooLarge => "reply-too-large",
             Self::ResponseTimeout => "response-timeout",
         }
     }
@@ -236,7 +271,10 @@ impl Reason {
     #[must_use]
     pub const fn status(self) -> StatusCode {
         match self {
-            Self::ConflictingRevision | Self::BadRequest | Self::BadHead => StatusCode::BAD_REQUEST,
+            Self::ConflictingRevision | Self::BadRequest | Self::BadHead | Self::BadJson | Self::NoModel => {
+                StatusCode::BAD_REQUEST
+            }
+            Self::TargetNotAllowed => StatusCode::FORBIDDEN,
             Self::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
@@ -251,7 +289,9 @@ impl Reason {
             | Self::Overloaded
             | Self::LocalError
             | Self::KernelDenied => StatusCode::SERVICE_UNAVAILABLE,
-            Self::EndpointUnreachable | Self::EndpointReset | Self::BadResponse => StatusCode::BAD_GATEWAY,
+            Self::EndpointUnreachable | Self::EndpointReset | Self::BadResponse | Self::ReplyTooLarge => {
+                StatusCode::BAD_GATEWAY
+            }
             Self::ConnectTimeout | Self::ResponseTimeout => StatusCode::GATEWAY_TIMEOUT,
         }
     }
@@ -272,6 +312,10 @@ impl ProxyError {
             Self::Overloaded { .. } => Reason::Overloaded,
             Self::ConflictingRevision { .. } => Reason::ConflictingRevision,
             Self::BadRequest(_) | Self::ClientBody => Reason::BadRequest,
+            Self::BadJson(_) => Reason::BadJson,
+            Self::NoModel => Reason::NoModel,
+            Self::TargetNotAllowed => Reason::TargetNotAllowed,
+            Self::ReplyTooLarge { .. } => Reason::ReplyTooLarge,
             Self::Connect => Reason::MethodNotAllowed,
             Self::ClientStalled => Reason::RequestTimeout,
             Self::BodyTooLarge { .. } => Reason::BodyTooLarge,

@@ -35,11 +35,12 @@ const HOP: [HeaderName; 9] = [
 
 /// What steers routers and means nothing to an engine, and `Expect`: hyper has answered `100-continue` by the time
 /// that the body is read.
-const NOT_FOR_ENGINES: [HeaderName; 5] = [
+const NOT_FOR_ENGINES: [HeaderName; 6] = [
     DECISION_HEADER,
     HeaderName::from_static("x-gateway-destination-endpoint"),
     HeaderName::from_static("x-gateway-destination-endpoint-subset"),
     HeaderName::from_static("x-gateway-destination-endpoint-served"),
+    HeaderName::from_static("x-llm-d-epp-profile"),
     EXPECT,
 ];
 

@@ -1,18 +1,22 @@
 //! One listener on one worker: what all its requests share.
 
-use std::{cell::RefCell, rc::Rc, sync::Arc};
+use std::{cell::RefCell, net::IpAddr, rc::Rc, sync::Arc};
 
-use super::{accept::Opened, metrics::ListenerMetrics, table::RoleTable, target::Target, worker::Worker};
-use crate::config::{Config, ListenerConfig};
+use super::{
+    accept::Opened, metrics::ListenerMetrics, pair::Pair, table::RoleTable, target::Target, worker::Worker,
+};
+use crate::config::{Config, ListenerConfig, Serves};
 
-/// A role listener's part of a worker.
+/// A listener's part of a worker.
 pub(super) struct Listener {
     /// Distinguishes it from an earlier one of the same name.
     pub(super) id: u64,
     /// Its name.
     pub(super) name: Arc<str>,
-    /// Endpoints of its role.
+    /// Endpoints of its role; of a pair listener, those of the decode role.
     pub(super) table: RefCell<RoleTable>,
+    /// What a pair listener has besides.
+    pub(super) pair: Option<Pair>,
     /// Its counters.
     pub(super) metrics: Rc<ListenerMetrics>,
     /// Whose it is.
@@ -24,8 +28,10 @@ pub(super) struct Listener {
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Plan {
     pub(super) config: ListenerConfig,
-    set: Arc<str>,
+    pub(super) set: Arc<str>,
     role: Arc<str>,
+    /// The role of a pair listener's prefill legs.
+    pub(super) prefill: Option<Arc<str>>,
 }
 
 impl Plan {
@@ -33,10 +39,15 @@ impl Plan {
     pub(super) fn all(config: &Config) -> Vec<Self> {
         let plan = |listener: &ListenerConfig| {
             let set = config.sets.get(listener.set)?;
+            let (role, prefill) = match &listener.serves {
+                Serves::Role(role) => (*role, None),
+                Serves::Pair(pair) => (pair.decode, Some(Arc::clone(set.roles.get(pair.prefill)?))),
+            };
             Some(Self {
                 config: listener.clone(),
                 set: Arc::clone(&set.name),
-                role: Arc::clone(set.roles.get(listener.role)?),
+                role: Arc::clone(set.roles.get(role)?),
+                prefill,
             })
         };
         config.agent.listeners.iter().filter_map(plan).collect()
@@ -49,7 +60,20 @@ impl Listener {
         let Opened { id, plan, alive, .. } = opened;
         let metrics = Rc::new(worker.shared.metrics.listener(&plan.config.name, &plan.set, alive.clone()));
         let table = RoleTable::new(Arc::clone(&plan.set), Arc::clone(&plan.role), Rc::clone(&metrics));
-        Self { id: *id, name: Arc::clone(&plan.config.name), table: RefCell::new(table), metrics, worker }
+        let pair = Pair::of(plan, &metrics, &worker);
+        let (id, name) = (*id, Arc::clone(&plan.config.name));
+        Self { id, name, table: RefCell::new(table), pair, metrics, worker }
+    }
+
+    /// Every table that it has.
+    pub(super) fn tables(&self) -> impl Iterator<Item = &RefCell<RoleTable>> {
+        std::iter::once(&self.table).chain(self.pair.as_ref().map(|pair| &pair.table))
+    }
+
+    /// Whether the routing headers of a client at this address are believed (H3). A role listener's clients are
+    /// coordinators.
+    pub(super) fn trusts(&self, client: IpAddr) -> bool {
+        self.pair.as_ref().is_none_or(|pair| pair.config.trust.includes(client))
     }
 
     /// An endpoint failed: a transport error or a status of 500 and above.

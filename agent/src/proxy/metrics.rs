@@ -65,6 +65,12 @@ pub struct Metrics {
     pub broken: Family<ListenerLabels, Counter>,
     /// Breakers that opened.
     pub breaker_opens: Family<ListenerLabels, Counter>,
+    /// Seconds from the start of a prefill leg to the end of its reply.
+    pub prefill: Family<ListenerLabels, Latency>,
+    /// Requests that a decode endpoint served without a prefill.
+    pub decode_only: Family<ListenerLabels, Counter>,
+    /// Prefills that told no place of a KV cache.
+    pub no_kv: Family<ListenerLabels, Counter>,
     /// Requests that named a revision that is not eligible, by set: llm-d's series.
     no_match: StrictNoMatch,
 }
@@ -98,6 +104,21 @@ impl Metrics {
             metrics.broken.clone(),
         );
         registry.register("breaker_opens", "Endpoint breakers that opened", metrics.breaker_opens.clone());
+        registry.register(
+            "prefill_seconds",
+            "From the start of a prefill leg to the end of its reply",
+            metrics.prefill.clone(),
+        );
+        registry.register(
+            "decode_only",
+            "Requests that a decode endpoint served without a prefill",
+            metrics.decode_only.clone(),
+        );
+        registry.register(
+            "prefills_without_kv",
+            "Prefills that told no place of a KV cache",
+            metrics.no_kv.clone(),
+        );
         metrics
     }
 
@@ -130,6 +151,16 @@ impl Metrics {
         }
     }
 
+    /// What a pair listener counts besides.
+    pub(super) fn pair(&self, name: &str) -> PairMetrics {
+        let labels = ListenerLabels { listener: name.to_owned() };
+        PairMetrics {
+            prefill: self.prefill.get_or_create_owned(&labels),
+            decode_only: self.decode_only.get_or_create_owned(&labels),
+            no_kv: self.no_kv.get_or_create_owned(&labels),
+        }
+    }
+
     /// Drops every series of a listener that is gone; what its last requests still count is lost.
     pub(super) fn forget_listener(
         &self,
@@ -150,13 +181,22 @@ impl Metrics {
         for revision in revisions {
             forget_revision(&self.requests, name, &revision);
         }
-        self.latency.remove(&labels);
+        for latency in [&self.latency, &self.prefill] {
+            latency.remove(&labels);
+        }
         for gauge in [&self.in_flight, &self.connections] {
             gauge.remove(&labels);
         }
-        for counter in
-            [&self.retries, &self.dials, &self.repicked, &self.reused, &self.broken, &self.breaker_opens]
-        {
+        for counter in [
+            &self.retries,
+            &self.dials,
+            &self.repicked,
+            &self.reused,
+            &self.broken,
+            &self.breaker_opens,
+            &self.decode_only,
+            &self.no_kv,
+        ] {
             counter.remove(&labels);
         }
     }
@@ -180,6 +220,13 @@ impl Alive {
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         (!*ended).then(make)
     }
+}
+
+/// A pair listener's handles besides, on one worker.
+pub(super) struct PairMetrics {
+    pub(super) prefill: Latency,
+    pub(super) decode_only: Counter,
+    pub(super) no_kv: Counter,
 }
 
 /// One listener's handles, on one worker.

@@ -17,6 +17,7 @@ use http::{
 };
 use http_body::{Body, Frame, SizeHint};
 
+pub(super) use super::pair::Extras;
 use super::{
     access::Access,
     client::{Client, Turn},
@@ -81,6 +82,8 @@ impl Drop for Lease {
 /// A response body.
 pub(super) struct ReplyBody {
     source: Source,
+    /// Of the answer to a request with two legs.
+    extras: Option<Box<Extras>>,
     silence: Silence,
     limits: Limits,
     in_flight: InFlight,
@@ -137,12 +140,15 @@ pub(super) enum ReplyError {
     /// It sent nothing for too long.
     #[error("the endpoint sent nothing for too long in the middle of its response (http.streamIdleTimeout)")]
     Silent,
+    /// The other leg of the request failed meanwhile.
+    #[error("the prefill leg failed in the middle of the response: {0}")]
+    Prefill(ProxyError),
 }
 
 impl ReplyBody {
-    fn new(source: Source, in_flight: InFlight) -> Self {
+    fn new(source: Source, extras: Option<Box<Extras>>, in_flight: InFlight) -> Self {
         let limits = Limits::of(&in_flight);
-        let body = Self { source, silence: Silence::default(), limits, in_flight };
+        let body = Self { source, extras, silence: Silence::default(), limits, in_flight };
         body.must_ask(limits.idle);
         body
     }
@@ -177,10 +183,11 @@ impl ReplyBody {
         lease: Lease,
         upload: Option<Rc<Upload>>,
         good: bool,
+        extras: Option<Box<Extras>>,
         in_flight: InFlight,
     ) -> Self {
         let source = Source::Endpoint { download, link: Some(link), lease, upload, good };
-        let mut body = Self::new(source, in_flight);
+        let mut body = Self::new(source, extras, in_flight);
         // A short response came with its head, and its connection is free already.
         body.release_idle();
         // A body that has ended may never be polled.
@@ -210,15 +217,22 @@ impl ReplyBody {
 
     /// The response broke off: so does the client's stream, and not with a clean end.
     fn broke(&mut self) {
-        let Source::Endpoint { link, lease, upload, good, .. } = &mut self.source else { return };
+        if let Source::Endpoint { lease, upload, .. } = &self.source
+            // A connection on which the request cannot be finished is over too, and that is the client's doing.
+            && !upload.as_ref().is_some_and(|upload| upload.failed())
+        {
+            self.in_flight.listener.failed(&lease.target);
+        }
+        self.cut();
+    }
+
+    /// The client's stream breaks off.
+    fn cut(&mut self) {
+        let Source::Endpoint { link, good, .. } = &mut self.source else { return };
         *link = None;
         *good = false;
-        let listener = &self.in_flight.listener;
-        listener.metrics.broken.inc();
-        // A connection on which the request cannot be finished is over too, and that is the client's doing.
-        if !upload.as_ref().is_some_and(|upload| upload.failed()) {
-            listener.failed(&lease.target);
-        }
+        self.extras = None;
+        self.in_flight.listener.metrics.broken.inc();
         self.in_flight.client.broke();
         if let Some(access) = &mut self.in_flight.access {
             access.broke();
@@ -235,7 +249,17 @@ impl Body for ReplyBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ReplyError>>> {
         let this = self.get_mut();
-        let polled = this.poll_source(cx);
+        let polled = match this.extras.take() {
+            None => this.poll_source(cx).map_err(ReplyError::from),
+            Some(mut extras) => {
+                let polled = extras.poll(cx, |cx| this.poll_source(cx));
+                this.extras = Some(extras);
+                polled
+            }
+        };
+        if let Poll::Ready(Some(Err(ReplyError::Prefill(_)))) = &polled {
+            this.cut();
+        }
         if polled.is_ready() {
             this.silence.since = 0;
             this.must_ask(this.limits.idle);
@@ -246,19 +270,24 @@ impl Body for ReplyBody {
             // The end of the silence wakes it, at the latest.
             this.must_ask(this.limits.silent.saturating_add(this.limits.idle));
         }
-        polled.map_err(ReplyError::from)
+        polled
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.source {
             Source::Own(bytes) => bytes.is_none(),
-            Source::Endpoint { download, .. } => download.is_end(),
+            Source::Endpoint { download, .. } => {
+                download.is_end() && self.extras.as_ref().is_none_or(|extras| extras.is_over())
+            }
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.source {
             Source::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |b| b.len() as u64)),
+            Source::Endpoint { .. } if self.extras.as_ref().is_some_and(|extras| extras.edits()) => {
+                SizeHint::default()
+            }
             Source::Endpoint { download, .. } => download.size_hint(),
         }
     }
@@ -297,7 +326,7 @@ pub(super) fn refusal(error: &ProxyError, mut in_flight: InFlight) -> Response<R
         "error": { "message": error.to_string(), "type": kind, "param": null, "code": reason.word() }
     });
     let source = Source::Own(Some(Bytes::from(body.to_string())));
-    let mut response = Response::new(ReplyBody::new(source, in_flight));
+    let mut response = Response::new(ReplyBody::new(source, None, in_flight));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

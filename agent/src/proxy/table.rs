@@ -202,7 +202,7 @@ impl RoleTable {
         wants: &[Want],
         rules: Rules,
     ) -> Result<Option<Chosen>, ProxyError> {
-        let view = self.ready()?;
+        self.ready()?;
         let role = || Arc::clone(&self.role);
         let endpoint = match self.candidates(revision, tried, wants).choose(rules) {
             Ok(endpoint) => Arc::clone(endpoint),
@@ -211,8 +211,29 @@ impl RoleTable {
             Err(Unavailable::NoneMatches) => return Err(ProxyError::NoMatchingEndpoint { role: role() }),
             Err(Unavailable::BreakersOpen) => return Err(ProxyError::BreakersOpen { role: role() }),
         };
-        let (slot, epoch) = view.revision(&endpoint.revision).map_or((0, 0), |r| (r.slot, r.epoch));
-        Ok(self.target(&endpoint).map(|target| Chosen { target, slot, epoch }))
+        Ok(self.chosen(&endpoint))
+    }
+
+    fn chosen(&mut self, endpoint: &Arc<Endpoint>) -> Option<Chosen> {
+        let revision = self.view()?.revision(&endpoint.revision);
+        let (slot, epoch) = revision.map_or((0, 0), |revision| (revision.slot, revision.epoch));
+        self.target(endpoint).map(|target| Chosen { target, slot, epoch })
+    }
+
+    /// The first of these addresses that is an endpoint of the revision (of any, with `None`).
+    pub(super) fn named(&mut self, revision: Option<&str>, addresses: &[SocketAddr]) -> Option<Chosen> {
+        let endpoint = addresses.iter().find_map(|address| match revision {
+            Some(revision) => self.find(revision, *address),
+            None => self.find_any(*address),
+        });
+        let endpoint = Arc::clone(endpoint?);
+        self.chosen(&endpoint)
+    }
+
+    /// The endpoint at an address, of any revision that may be chosen.
+    fn find_any(&self, address: SocketAddr) -> Option<&Arc<Endpoint>> {
+        let mut eligible = self.view()?.distribution.revisions.iter().filter(|revision| revision.eligible);
+        eligible.find_map(|revision| self.find(&revision.name, address))
     }
 
     /// Whether there are others than those tried.

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
-use super::{clock::Ticker, wakes};
+use super::{clock::Ticker, pair::Rope, wakes};
 
 /// How much of a body is kept for another try, bytes.
 pub(super) const KEPT: u64 = 64 * 1024;
@@ -160,6 +160,13 @@ pub(super) enum RequestBody {
         /// How many kept pieces were sent.
         sent: usize,
     },
+    /// Made of a body that is here whole.
+    Rope {
+        /// Its pieces.
+        rope: Rope,
+        /// How many were sent.
+        sent: usize,
+    },
 }
 
 impl Body for RequestBody {
@@ -170,7 +177,15 @@ impl Body for RequestBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
-        let Self::Upload { upload, sent } = self.get_mut() else { return Poll::Ready(None) };
+        let (upload, sent) = match self.get_mut() {
+            Self::Empty => return Poll::Ready(None),
+            Self::Upload { upload, sent } => (upload, sent),
+            Self::Rope { rope, sent } => {
+                let piece = rope.piece(*sent).cloned();
+                *sent += 1;
+                return Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))));
+            }
+        };
         let piece = upload.kept.borrow().get(*sent).cloned();
         if let Some(piece) = piece {
             *sent += 1;
@@ -191,12 +206,14 @@ impl Body for RequestBody {
             Self::Upload { upload, sent } => {
                 upload.progress() == Progress::Ended && *sent == upload.kept.borrow().len()
             }
+            Self::Rope { rope, sent } => rope.piece(*sent).is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Empty => SizeHint::with_exact(0),
+            Self::Rope { rope, .. } => SizeHint::with_exact(rope.length()),
             Self::Upload { upload, .. } => upload.length.map_or_else(SizeHint::new, SizeHint::with_exact),
         }
     }

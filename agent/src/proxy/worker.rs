@@ -151,8 +151,8 @@ impl Worker {
         for client in self.clients.borrow().values() {
             client.check(now, &http);
         }
-        for open in listeners.values() {
-            let mut table = open.listener.table.borrow_mut();
+        for table in listeners.values().flat_map(|open| open.listener.tables()) {
+            let mut table = table.borrow_mut();
             table.refresh(&self.shared.published);
             table.expire(now, self.pool_limits());
         }

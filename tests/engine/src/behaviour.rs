@@ -32,7 +32,7 @@ pub struct Behaviour {
     pub rate_fault: Fault,
     /// How many of the last requests to keep for [`Engine::recorded`](crate::Engine::recorded); at most 1024.
     pub record: usize,
-    /// Cheap mode, looked at when a connection comes: answer whatever is asked with a body of that many bytes.
+    /// Cheap mode, looked at when a connection comes: answer whatever is asked with JSON of that many bytes.
     pub fixed_body: Option<usize>,
 }
 

@@ -1,6 +1,6 @@
 //! The cheap server for benchmarks: one prepared answer to whatever is asked.
 //!
-//! It does not look at a request beyond where it ends, so that a proxy under measurement, not the engine behind it,
+//! It does not look at a request beyond where it ends (and whether it asks for the models), so that a proxy under measurement, not the engine behind it,
 //! takes the machine. Requests with a chunked body are refused (their end costs a parser).
 
 use std::io;
@@ -28,11 +28,7 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     tallies: &Tallies,
     mut stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let mut answer = format!(
-        "HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: {body}\r\n\r\n"
-    )
-    .into_bytes();
-    answer.resize(answer.len().saturating_add(body), b'x');
+    let (answer, models) = (answer(&text(body)), answer(MODELS));
 
     let mut buffer = Vec::with_capacity(16 * 1024);
     loop {
@@ -41,8 +37,9 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
             Some(Request::Whole(length)) if length <= buffer.len() => {
                 tallies.add(Tick::Requests, 1);
                 tallies.add(Tick::Other, 1);
+                let asks_for_models = buffer.starts_with(b"GET /v1/models ");
                 buffer.drain(..length);
-                stream.write_all(&answer).await?;
+                stream.write_all(if asks_for_models { &models } else { &answer }).await?;
                 tallies.add(Tick::Completed, 1);
                 continue;
             }
@@ -60,6 +57,30 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
             return Ok(());
         }
     }
+}
+
+/// What routers ask before they begin.
+const MODELS: &str =
+    r#"{"object":"list","data":[{"id":"bench","object":"model","created":0,"owned_by":"fixed"}]}"#;
+
+fn answer(text: &str) -> Vec<u8> {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: ";
+    format!("{head}{}\r\n\r\n{text}", text.len()).into_bytes()
+}
+
+/// An answer of so many bytes that does for either leg of a request, and for one without legs; no shorter than that
+/// takes. As vLLM by default, it tells nothing of cached tokens.
+fn text(length: usize) -> String {
+    const BEFORE: &str = concat!(
+        r#"{"id":"fixed","object":"text_completion","created":0,"model":"bench","#,
+        r#""usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10,"prompt_tokens_details":null},"#,
+        r#""kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"fixed","#,
+        r#""remote_block_ids":[1,2,3,4],"remote_host":"127.0.0.1","remote_port":5600,"tp_size":1},"#,
+        r#""choices":[{"index":0,"finish_reason":"length","text":""#,
+    );
+    const AFTER: &str = r#""}]}"#;
+    let filling = length.saturating_sub(BEFORE.len() + AFTER.len());
+    [BEFORE, &"x".repeat(filling), AFTER].concat()
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -89,6 +110,16 @@ fn request_length(buffer: &[u8]) -> Option<Request> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_is_json_of_the_length_that_was_asked_for() {
+        for length in [0, 1024, 32 * 1024] {
+            let text = text(length);
+            assert!(text.len() == length || length == 0);
+            let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(answer["kv_transfer_params"]["do_remote_prefill"], true);
+        }
+    }
 
     #[test]
     fn a_request_ends_after_its_declared_body() {

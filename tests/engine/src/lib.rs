@@ -19,7 +19,7 @@
 //! ```
 //!
 //! `api` answers the paths, `answer` writes JSON and events, `kv` is the transfer protocol, `connection`
-//! serves one connection, `fixed` is the cheap server for benchmarks.
+//! serves one connection, `fixed` is the cheap server for benchmarks. The program `revgate-client` asks them.
 
 mod answer;
 mod api;
@@ -31,6 +31,7 @@ mod engine;
 mod fixed;
 mod fleet;
 mod kv;
+mod report;
 mod shared;
 mod wire;
 
@@ -39,6 +40,7 @@ pub use counters::Counters;
 pub use engine::{Engine, EngineConfig, EngineError};
 pub use fleet::Fleet;
 pub use kv::{KV_MISMATCH, KvTransfer};
+pub use report::ClientReport;
 pub use shared::Recorded;
 
 /// The response header that names the engine, where [`Behaviour::reveal`] is on.

@@ -16,6 +16,9 @@ struct Args {
     /// Where to listen; repeated: one engine each
     #[arg(long = "listen", value_name = "ADDRESS", required = true)]
     listen: Vec<SocketAddr>,
+    /// The engine's name [default: its address]
+    #[arg(long)]
+    name: Option<String>,
     /// The engines' revision
     #[arg(long, default_value = "a")]
     revision: String,
@@ -72,10 +75,13 @@ async fn run(args: Args) -> Result<(), EngineError> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(EngineError::Thread)?;
     let mut engines = Vec::new();
     for address in args.listen {
-        let config = EngineConfig {
+        let mut config = EngineConfig {
             behaviour: behaviour.clone(),
             ..EngineConfig::new(address, args.revision.as_str(), args.role.as_str())
         };
+        if let Some(name) = &args.name {
+            config.name.clone_from(name);
+        }
         let engine = Engine::start(config).await?;
         println!("listening on {}", engine.address());
         engines.push(engine);

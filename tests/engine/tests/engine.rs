@@ -295,7 +295,8 @@ async fn the_cheap_mode_answers_pipelined_requests_with_the_same_bytes() {
     let mut answers = String::new();
     stream.read_to_string(&mut answers).await.unwrap();
     assert_eq!(answers.matches("HTTP/1.1 200 OK\r\n").count(), 2);
-    assert_eq!(answers.matches(&"x".repeat(1024)).count(), 2);
+    assert_eq!(answers.matches("content-length: 1024\r\n").count(), 2);
+    assert_eq!(answers.matches("kv_transfer_params").count(), 2);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::{
 };
 
 use http::{HeaderName, HeaderValue};
-use revgate_engine::{Engine, EngineConfig, EngineError, Fleet};
+use revgate_engine::{Counters, Engine, EngineConfig, EngineError, Fleet};
 use tempfile::TempDir;
 
 use super::isolation::Isolation;
@@ -36,23 +36,25 @@ pub(super) struct Stage {
     fleet: Fleet,
     port: u16,
     directory: TempDir,
+    /// One listener for pairs, not one for each role.
+    shared: bool,
 }
 
 impl Stage {
     /// Takes a port and makes the directory.
-    pub(super) async fn set() -> Result<Self, Failure> {
+    pub(super) async fn set(shared: bool) -> Result<Self, Failure> {
         let directory = tempfile::Builder::new()
             .prefix("revgate-demo-")
             .tempdir()
             .map_err(|error| Failure::failed(format!("cannot make a temporary directory: {error}")))?;
         let fleet = Fleet::new().map_err(Failure::failed)?;
-        let mut stage = Self { engines: BTreeMap::new(), fleet, port: 0, directory };
+        let mut stage = Self { engines: BTreeMap::new(), fleet, port: 0, directory, shared };
         stage.raise_one((0, 0, 0)).await.map_err(Failure::failed)?;
         stage.port = stage.engines.values().next().map_or(0, |engine| engine.address().port());
         Ok(stage)
     }
 
-    /// The listener of a role.
+    /// The listener of a role; of the first one, the listener of pairs where there is one.
     pub(super) fn listener(&self, role: usize) -> SocketAddr {
         self.frontend(1, role)
     }
@@ -128,11 +130,17 @@ kernel: {kernel}
             admin = self.admin(),
             kernel = isolation.kernel_config(),
         );
-        for (list, address) in [("listeners", Self::listener as fn(&Self, usize) -> _), ("vips", Self::vip)] {
+        let mut list = |list: &str, address: fn(&Self, usize) -> SocketAddr| {
             line(&mut text, format_args!("{list}:"));
             for (role, name) in ROLES.iter().enumerate() {
                 line(&mut text, format_args!("- {{role: {name}, address: {}}}", address(self, role)));
             }
+        };
+        list("vips", Self::vip);
+        if self.shared {
+            line(&mut text, format_args!("listeners:\n- {{pair: {{}}, address: {}}}", self.listener(0)));
+        } else {
+            list("listeners", Self::listener);
         }
         text
     }
@@ -182,11 +190,11 @@ kernel: {kernel}
         Ok(())
     }
 
-    /// What the engines saw of each other: decodes with KV of another revision, and legs on the wrong role.
-    pub(super) fn transgressions(&self) -> (u64, u64) {
-        self.engines.values().map(Engine::counters).fold((0, 0), |(mixed, misplaced), counters| {
-            (mixed.saturating_add(counters.mixed), misplaced.saturating_add(counters.misplaced))
-        })
+    /// What the engines saw of each other: decodes with KV of another revision, legs on the wrong role, and requests
+    /// that were no legs.
+    pub(super) fn transgressions(&self) -> (u64, u64, u64) {
+        let sum = |of: fn(&Counters) -> u64| self.engines.values().map(|engine| of(&engine.counters())).sum();
+        (sum(|counters| counters.mixed), sum(|counters| counters.misplaced), sum(|counters| counters.local))
     }
 }
 
@@ -304,15 +312,20 @@ mod tests {
 
     #[tokio::test]
     async fn the_configuration_is_one_that_the_agent_takes() {
-        let stage = Stage::set().await.unwrap();
-        let isolation = Isolation::none("because");
-        stage.write_config(&isolation).unwrap();
-        let loaded = config::load(&stage.config_path(), None).unwrap();
-        assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
-        let agent = &loaded.config.agent;
-        assert_eq!((agent.listeners.len(), agent.vips.len()), (2, 2));
-        assert_eq!(agent.listeners[1].address, stage.listener(1));
-        assert_eq!(agent.admin, stage.admin());
-        assert_eq!(loaded.config.sets[0].revision_header, REVISION_HEADER);
+        for (shared, listeners) in [(false, 2), (true, 1)] {
+            let stage = Stage::set(shared).await.unwrap();
+            let isolation = Isolation::none("because");
+            stage.write_config(&isolation).unwrap();
+            let loaded = config::load(&stage.config_path(), None).unwrap();
+            assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+            let agent = &loaded.config.agent;
+            assert_eq!((agent.listeners.len(), agent.vips.len()), (listeners, 2));
+            for (role, listener) in agent.listeners.iter().enumerate() {
+                assert_eq!(listener.address, stage.listener(role));
+                assert_eq!(matches!(listener.serves, config::Serves::Pair(_)), shared);
+            }
+            assert_eq!(agent.admin, stage.admin());
+            assert_eq!(loaded.config.sets[0].revision_header, REVISION_HEADER);
+        }
     }
 }

@@ -1,4 +1,6 @@
-//! The clients: coordinators that run a Prefill and a Decode leg for each request, and plain clients of a VIP.
+//! The clients: those whose requests have a Prefill and a Decode leg, and plain clients of a VIP.
+//!
+//! The legs are run by a coordinator here, through a listener for each role, or by the agent, through one for both.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -22,11 +24,13 @@ const CHAT: &str = "/v1/chat/completions";
 /// Times that a pair is begun, where its revision ends between its legs.
 const TRIES: u32 = 3;
 
-/// Where the agent listens for each leg.
+/// Where the agent listens for pairs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Listeners {
-    pub(super) prefill: SocketAddr,
-    pub(super) decode: SocketAddr,
+pub(super) enum Way {
+    /// For each leg.
+    PerRole { prefill: SocketAddr, decode: SocketAddr },
+    /// For both.
+    Shared(SocketAddr),
 }
 
 /// After a request that is not judged: those that are have the machine for themselves, almost.
@@ -49,10 +53,13 @@ fn pacer(pace: Option<Duration>) -> Option<Interval> {
     })
 }
 
-/// A coordinator: pairs of legs until the board has no more tickets.
-pub(super) async fn coordinate(board: Arc<Board>, listeners: Listeners, pace: Option<Duration>, seed: u64) {
+/// Pairs of legs until the board has no more tickets.
+pub(super) async fn coordinate(board: Arc<Board>, way: Way, pace: Option<Duration>, seed: u64) {
     let mut generator = StdRng::seed_from_u64(seed);
-    let mut peers = (Peer::new(listeners.prefill), Peer::new(listeners.decode));
+    let (mut prefill, mut decode) = match way {
+        Way::PerRole { prefill, decode } => (Some(Peer::new(prefill)), Peer::new(decode)),
+        Way::Shared(listener) => (None, Peer::new(listener)),
+    };
     let mut pace = pacer(pace);
     let mut judged = true;
     loop {
@@ -66,7 +73,11 @@ pub(super) async fn coordinate(board: Arc<Board>, listeners: Listeners, pace: Op
         });
         let mut outcome = Outcome::Failed("a pair was begun anew again and again".to_owned());
         for _ in 0..TRIES {
-            if let Some(end) = pair(&mut peers, &body).await {
+            let end = match &mut prefill {
+                Some(prefill) => pair(prefill, &mut decode, &body).await,
+                None => whole(&mut decode, &body).await,
+            };
+            if let Some(end) = end {
                 outcome = end;
                 break;
             }
@@ -77,7 +88,7 @@ pub(super) async fn coordinate(board: Arc<Board>, listeners: Listeners, pace: Op
 }
 
 /// Both legs of one request; `None` where the revision of the first was no longer eligible for the second.
-async fn pair((prefill, decode): &mut (Peer, Peer), body: &Value) -> Option<Outcome> {
+async fn pair(prefill: &mut Peer, decode: &mut Peer, body: &Value) -> Option<Outcome> {
     let mut first = body.clone();
     if let Some(fields) = first.as_object_mut() {
         fields.insert("stream".to_owned(), json!(false));
@@ -123,6 +134,24 @@ async fn pair((prefill, decode): &mut (Peer, Peer), body: &Value) -> Option<Outc
         StatusCode::SERVICE_UNAVAILABLE if reason(&answer) == Some("revision-not-eligible") => return None,
         _ if contains(answer.body(), KV_MISMATCH) => Outcome::Mixed(format!("decode: {}", refusal(&answer))),
         _ => Outcome::Failed(format!("decode: {}", refusal(&answer))),
+    })
+}
+
+/// One request whose legs the agent runs. The decode engine checks whose KV it is offered, so that one answer tells of
+/// both. `None` where the revision ended between the legs.
+async fn whole(listener: &mut Peer, body: &Value) -> Option<Outcome> {
+    let answer = match listener.send(post(body, None)).await {
+        Ok(answer) => answer,
+        Err(error) => return Some(Outcome::Failed(format!("pair: {error}"))),
+    };
+    Some(match answer.status() {
+        StatusCode::OK => match Leg::of(&answer) {
+            Ok(leg) => leg.with(&leg),
+            Err(why) => Outcome::Failed(format!("pair: {why}")),
+        },
+        StatusCode::SERVICE_UNAVAILABLE if reason(&answer) == Some("no-endpoint") => return None,
+        _ if contains(answer.body(), KV_MISMATCH) => Outcome::Mixed(format!("pair: {}", refusal(&answer))),
+        _ => Outcome::Failed(format!("pair: {}", refusal(&answer))),
     })
 }
 
@@ -233,8 +262,8 @@ mod tests {
     }
 
     async fn outcome(prefill: &Engine, decode: &Engine) -> Option<Outcome> {
-        let mut peers = (Peer::new(prefill.address()), Peer::new(decode.address()));
-        pair(&mut peers, &json!({"messages": [], "stream": true})).await
+        let (mut prefill, mut decode) = (Peer::new(prefill.address()), Peer::new(decode.address()));
+        pair(&mut prefill, &mut decode, &json!({"messages": [], "stream": true})).await
     }
 
     #[tokio::test]
@@ -279,9 +308,9 @@ mod tests {
         let prefill = engine("A-prefill-0", "A", "A").await;
         let decode = engine("A-decode-0", "A", "A").await;
         let board = Arc::new(Board::new(2));
-        let listeners = Listeners { prefill: prefill.address(), decode: decode.address() };
+        let way = Way::PerRole { prefill: prefill.address(), decode: decode.address() };
         let mut clients = tokio::task::JoinSet::new();
-        clients.spawn(coordinate(Arc::clone(&board), listeners, None, 1));
+        clients.spawn(coordinate(Arc::clone(&board), way, None, 1));
         clients.spawn(dial(Arc::clone(&board), decode.address(), Some(Duration::from_millis(1))));
         board.open(20, 10, Vec::new());
         board.judged().await;

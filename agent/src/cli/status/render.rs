@@ -196,7 +196,10 @@ fn troubles(report: &Report) -> Vec<String> {
             unknown.len()
         ));
     }
-    if kernel.lease_left_seconds == Some(0.0) {
+    // Before the first publication nobody holds the lease, and the tables of the agent before are in force.
+    let published = report.synced && !kernel.takeover_pending;
+    let may_deny = report.vips.iter().any(|vip| vip.when_agent_gone == "deny");
+    if published && may_deny && kernel.lease_left_seconds == Some(0.0) {
         troubles.push("the lease has run out: VIPs with whenAgentGone: deny refuse every connect".to_owned());
     }
     if kernel.takeover_pending {
@@ -340,13 +343,16 @@ denied_fence         2
         let mut report = testing::report(&snapshot, &reading(7));
         assert!(!render(&report, false, &Styles::default()).contains('!'));
         report.kernel.lease_left_seconds = Some(0.0);
-        report.kernel.takeover_pending = true;
+        let gone = "! the lease has run out: VIPs with whenAgentGone: deny refuse";
+        assert!(!render(&report, false, &Styles::default()).contains(gone), "no VIP denies");
         report.vips[0].when_agent_gone = "deny".to_owned();
+        assert!(render(&report, false, &Styles::default()).contains(gone));
+        report.kernel.takeover_pending = true;
         let text = render(&report, true, &Styles::default());
+        assert!(!text.contains(gone), "the tables before are in force: {text}");
         for part in [
             "lease 0s of 30s",
             "VIP (denies without agent)",
-            "! the lease has run out: VIPs with whenAgentGone: deny refuse",
             "! programs of an agent before are still attached",
         ] {
             assert!(text.contains(part), "{part}: {text}");

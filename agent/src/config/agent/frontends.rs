@@ -5,12 +5,13 @@ use std::{collections::HashMap, sync::Arc};
 use revgate_common::layout::MAX_ROLES;
 
 use super::super::{
-    AgentGone, Config, ListenerConfig, PortRef, SetConfig, SourceConfig, TlsConfig, VipAddress, VipConfig,
+    AgentGone, Config, ListenerConfig, PortRef, Serves, SetConfig, SourceConfig, TlsConfig, VipAddress,
+    VipConfig,
     addresses::{Place, Use},
     names,
     reader::{Fields, Value},
 };
-use super::AGENT_GONE;
+use super::{AGENT_GONE, pair};
 use crate::cluster::ObjectName;
 
 /// Far more than a set has; a bound on what a file can ask for.
@@ -52,7 +53,7 @@ fn set_names(sets: &[SetConfig]) -> Vec<&str> {
 }
 
 /// The index of a role in its set, which learns it here if it is new.
-fn role_index(set: &mut SetConfig, role: &str, value: &Value<'_>) -> Option<usize> {
+pub(super) fn role_index(set: &mut SetConfig, role: &str, value: &Value<'_>) -> Option<usize> {
     if let Some(index) = set.roles.iter().position(|known| &**known == role) {
         return Some(index);
     }
@@ -86,12 +87,15 @@ pub(super) fn listeners<'a>(items: Vec<Value<'a>>, config: &mut Config, places: 
             Some(address)
         });
         let set = set_of(&mut fields, "set", &mut config.sets);
-        let role = role_of(&mut fields, set);
+        let serves = match fields.get("pair") {
+            Some(value) => pair::read(&mut fields, &value, set),
+            None => role_of(&mut fields, set).map(|(set, role, name)| (set, Serves::Role(role), name)),
+        };
         let tls = fields.get("tls").and_then(|value| tls(&value));
         fields.finish();
-        let (place, name) = match (name, &role) {
+        let (place, name) = match (name, &serves) {
             (Some((name, value)), _) => (value, name.map(Arc::from)),
-            (None, Some((_, _, role))) => (item.clone(), Some(role.clone())),
+            (None, Some((_, _, name))) => (item.clone(), Some(name.clone())),
             (None, None) => continue,
         };
         let Some(name) = name else { continue };
@@ -100,8 +104,8 @@ pub(super) fn listeners<'a>(items: Vec<Value<'a>>, config: &mut Config, places: 
                 "duplicate listener name `{name}`, already on line {line}: give each its own `name`"
             ));
         }
-        if let (Some(address), Some((set, role, _))) = (address, role) {
-            config.agent.listeners.push(ListenerConfig { name, address, set, role, tls });
+        if let (Some(address), Some((set, serves, _))) = (address, serves) {
+            config.agent.listeners.push(ListenerConfig { name, address, set, serves, tls });
         }
     }
 }

@@ -16,7 +16,7 @@ fn http() -> HttpConfig {
 fn client(multiplexed: bool) -> (Client, Ticker) {
     let ticker = Ticker::default();
     ticker.set(1);
-    let client = Client::new(0, ticker.clone());
+    let client = Client::new(0, false, ticker.clone());
     client.multiplexed.set(multiplexed);
     (client, ticker)
 }

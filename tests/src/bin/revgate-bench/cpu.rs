@@ -66,6 +66,20 @@ impl Cpu {
     }
 }
 
+/// The most memory that `pid` and its children that run had resident so far, MiB.
+pub(crate) fn most_memory(pid: Option<u32>) -> Result<Option<f64>> {
+    let Some(pid) = pid else { return Ok(None) };
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    let mut sum = 0.0;
+    for process in children.split_whitespace().map(str::to_owned).chain([pid.to_string()]) {
+        let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+        let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib: f64 = most.unwrap_or_default().trim().trim_end_matches(" kB").parse()?;
+        sum += kib / 1024.0;
+    }
+    Ok(Some(sum))
+}
+
 /// User and system time of one process, all its threads, in clock ticks (fields 14 and 15 of `proc_pid_stat(5)`).
 fn ticks(pid: u32) -> Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;

@@ -1,4 +1,4 @@
-//! P2: the role listener beside nginx, HAProxy and no proxy at all.
+//! P2: the role listener beside nginx and HAProxy, the pair listener beside vllm-router and smg, and no proxy at all.
 //!
 //! All run at once, each proxy alone on its core while it is measured, and take turns: what the machine does besides
 //! hits all alike, and the median over the rounds forgets what hit one.
@@ -7,7 +7,7 @@ use crate::{
     Plan, Result,
     cpu::Cores,
     load::{self, Load, Sample},
-    server::{Bench, Kind},
+    server::{Bench, Job, Kind},
 };
 
 /// Bytes of the bodies, of request and answer both.
@@ -18,11 +18,13 @@ pub(crate) const CONNECTIONS: [usize; 3] = [1, 16, 64];
 /// The medians over the rounds for one body size and number of connections.
 #[derive(Debug)]
 pub(crate) struct Row {
+    /// What was measured.
+    pub(crate) job: Job,
     /// Bytes of the bodies.
     pub(crate) body: usize,
     /// Connections.
     pub(crate) connections: usize,
-    /// In the order of [`Kind::ALL`].
+    /// In the order of [`Job::kinds`]; without those that are not there.
     pub(crate) results: Vec<(Kind, Outcome)>,
 }
 
@@ -37,25 +39,33 @@ pub(crate) struct Outcome {
     pub(crate) median: f64,
     /// 99th percentile, microseconds; for proxies what they add to it.
     pub(crate) p99: f64,
+    /// The most memory that the proxy had resident so far, MiB.
+    pub(crate) memory: Option<f64>,
 }
 
 /// Measures everything. `progress` hears what is being measured.
-pub(crate) async fn measure(plan: &Plan, cores: Cores, progress: impl Fn(&str)) -> Result<Vec<Row>> {
+pub(crate) async fn measure(
+    plan: &Plan,
+    cores: Cores,
+    job: Job,
+    progress: impl Fn(&str),
+) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for body in BODIES {
-        let bench = Bench::start(cores, body)?;
+        let bench = Bench::start(cores, job, body)?;
         for connections in CONNECTIONS {
             let mut rounds = Vec::new();
             for round in 0..plan.rounds {
                 progress(&format!(
-                    "{body} bytes, {connections} connections, round {} of {}",
+                    "{job:?}, {body} bytes, {connections} connections, round {} of {}",
                     round + 1,
                     plan.rounds
                 ));
-                rounds.push(measure_round(plan, &bench, body, connections, round).await?);
+                rounds.push(measure_round(plan, &bench, job, body, connections, round).await?);
             }
-            let results = Kind::ALL.into_iter().map(|kind| (kind, Outcome::of(&rounds, kind))).collect();
-            rows.push(Row { body, connections, results });
+            let there = job.kinds().iter().copied().filter(|kind| bench.target(*kind).is_some());
+            let results = there.map(|kind| (kind, Outcome::of(&rounds, kind))).collect();
+            rows.push(Row { job, body, connections, results });
         }
     }
     Ok(rows)
@@ -67,15 +77,16 @@ type Round = Vec<(Kind, Sample)>;
 async fn measure_round(
     plan: &Plan,
     bench: &Bench,
+    job: Job,
     body: usize,
     connections: usize,
     round: usize,
 ) -> Result<Round> {
-    let mut order = Kind::ALL;
-    order.rotate_left(round % Kind::ALL.len());
+    let mut order = job.kinds().to_vec();
+    order.rotate_left(round % job.kinds().len());
     let mut samples = Vec::new();
     for kind in order {
-        let (target, pid) = bench.target(kind);
+        let Some((target, pid)) = bench.target(kind) else { continue };
         let load = Load { target, body, connections, warm_up: plan.time / 4, time: plan.time };
         let sample = load::run(load, pid).await.map_err(|error| format!("{kind}: {error}"))?;
         samples.push((kind, sample));
@@ -103,6 +114,7 @@ impl Outcome {
             cpu: Some(median(samples(kind).filter_map(|sample| sample.cpu))).filter(|_| kind != Kind::Direct),
             median: over(|sample| sample.median),
             p99: over(|sample| sample.p99),
+            memory: samples(kind).filter_map(|sample| sample.memory).max_by(f64::total_cmp),
         }
     }
 }

@@ -18,7 +18,10 @@ use tokio::{
     time::sleep_until,
 };
 
-use crate::{Result, cpu::Cpu};
+use crate::{
+    Result,
+    cpu::{self, Cpu},
+};
 
 /// What to send, to whom, for how long.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +49,8 @@ pub(crate) struct Sample {
     pub(crate) median: f64,
     /// 99th percentile of it, microseconds.
     pub(crate) p99: f64,
+    /// The most memory that the server had resident so far, MiB.
+    pub(crate) memory: Option<f64>,
 }
 
 /// Runs a load and watches the CPU time of the process `pid` and its children meanwhile.
@@ -93,6 +98,7 @@ pub(crate) async fn run(load: Load, pid: Option<u32>) -> Result<Sample> {
         cpu: used.map(|used| used.as_secs_f64() * 100_000.0 / answers),
         median: at(500),
         p99: at(990),
+        memory: cpu::most_memory(pid)?,
     })
 }
 
@@ -125,7 +131,10 @@ fn request(body: usize) -> Vec<u8> {
          content-type: application/json\r\ncontent-length: {body}\r\n\r\n"
     )
     .into_bytes();
-    request.resize(request.len() + body, b'x');
+    // No shorter than the frame of a prompt.
+    let (before, after) = (r#"{"model":"bench","max_tokens":16,"prompt":""#, "\"}");
+    let prompt = body.saturating_sub(before.len() + after.len());
+    request.extend([before, &"x".repeat(prompt), after].concat().into_bytes());
     request
 }
 

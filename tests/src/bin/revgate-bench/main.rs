@@ -11,6 +11,7 @@ mod kernel;
 mod load;
 mod programs;
 mod report;
+mod routers;
 mod server;
 
 use std::{path::Path, process::ExitCode, time::Duration};
@@ -18,7 +19,7 @@ use std::{path::Path, process::ExitCode, time::Duration};
 use clap::{Parser, ValueEnum};
 use tokio::{runtime, task::LocalSet};
 
-use crate::cpu::Cores;
+use crate::{cpu::Cores, server::Job};
 
 /// What went wrong, for a person to read.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -37,7 +38,7 @@ struct Plan {
     connects: u32,
 }
 
-/// Measures revgate beside nginx, HAProxy and no proxy.
+/// Measures revgate beside nginx, HAProxy, vllm-router, smg and no proxy.
 #[derive(Parser, Debug)]
 struct Arguments {
     /// Long enough to see that everything runs, not to believe a figure
@@ -65,6 +66,8 @@ struct Arguments {
 enum Part {
     /// Requests through the proxies
     Http,
+    /// Requests with two legs, beside routers from PyPI that `.ci/setup routers` installs: only when it is asked for
+    Pair,
     /// Connects through a VIP
     Connect,
     /// The kernel programs and their tables
@@ -104,7 +107,10 @@ fn run(arguments: &Arguments) -> Result<()> {
     let progress = |what: &str| eprintln!("bench: {what}");
     let mut http = Vec::new();
     if arguments.wants(Part::Http) {
-        http = LocalSet::new().block_on(&runtime, http::measure(&plan, cores, progress))?;
+        http = LocalSet::new().block_on(&runtime, http::measure(&plan, cores, Job::Role, progress))?;
+    }
+    if arguments.only == Some(Part::Pair) {
+        http.extend(LocalSet::new().block_on(&runtime, http::measure(&plan, cores, Job::Pair, progress))?);
     }
     let obstacle = |part| match kernel::obstacle() {
         _ if !arguments.wants(part) => Some("left out".to_owned()),

@@ -11,7 +11,8 @@ use crate::{
     Plan, Result, connect,
     http::{self, Outcome, Row},
     programs::{self, CALLS},
-    server::{Kind, revgate},
+    routers,
+    server::{Job, Kind, revgate},
 };
 
 /// In docs/benchmarks.md everything after this line is written by the benchmark.
@@ -31,9 +32,14 @@ pub(crate) fn render(
         "Each figure is the median of {} rounds of {:?}, in which all took turns.\n",
         plan.rounds, plan.time
     )?;
-    for body in http::BODIES.into_iter().filter(|body| requests.iter().any(|row| row.body == *body)) {
-        writeln!(text, "### HTTP, {} KiB bodies\n", body >> 10)?;
-        http_table(&mut text, requests.iter().filter(|row| row.body == body))?;
+    for (job, title) in [(Job::Role, "HTTP"), (Job::Pair, "Pairs")] {
+        for body in http::BODIES {
+            let rows: Vec<&Row> = requests.iter().filter(|row| row.job == job && row.body == body).collect();
+            if !rows.is_empty() {
+                writeln!(text, "### {title}, {} KiB bodies\n", body >> 10)?;
+                http_table(&mut text, job, &rows)?;
+            }
+        }
     }
     writeln!(text, "### connect\n")?;
     match connects {
@@ -48,12 +54,16 @@ pub(crate) fn render(
     Ok(text)
 }
 
-fn http_table<'a>(text: &mut String, rows: impl Iterator<Item = &'a Row>) -> fmt::Result {
-    writeln!(
-        text,
-        "| connections | | direct | revgate | nginx | HAProxy | revgate / nginx | revgate / HAProxy |"
-    )?;
-    writeln!(text, "|---|---|--:|--:|--:|--:|--:|--:|")?;
+fn http_table(text: &mut String, job: Job, rows: &[&Row]) -> fmt::Result {
+    write!(text, "| connections | ")?;
+    for kind in job.kinds() {
+        write!(text, "| {kind} ")?;
+    }
+    for peer in peers(job) {
+        write!(text, "| revgate / {peer} ")?;
+    }
+    let columns = "--:|".repeat(job.kinds().len() + peers(job).count());
+    writeln!(text, "|\n|---|---|{columns}")?;
     for row in rows {
         let n = row.connections;
         line(text, n, "requests per second", row, 0, |of| Some(of.rate))?;
@@ -61,6 +71,9 @@ fn http_table<'a>(text: &mut String, rows: impl Iterator<Item = &'a Row>) -> fmt
         if n == 1 {
             line(text, n, "median, µs; of a proxy what it adds", row, 1, |of| Some(of.median))?;
             line(text, n, "99th percentile, µs; of a proxy what it adds", row, 1, |of| Some(of.p99))?;
+        }
+        if rows.last().is_some_and(|last| last.connections == n) {
+            line(text, n, "memory, MiB, the most so far", row, 0, |of| of.memory)?;
         }
     }
     writeln!(text)
@@ -78,14 +91,19 @@ fn line(
     let of =
         |kind: Kind| row.results.iter().find(|(of, _)| *of == kind).and_then(|(_, outcome)| figure(outcome));
     write!(text, "| {connections} | {what} ")?;
-    for kind in Kind::ALL {
-        write!(text, "| {} ", number(of(kind), digits))?;
+    for kind in row.job.kinds() {
+        write!(text, "| {} ", number(of(*kind), digits))?;
     }
-    for peer in [Kind::Nginx, Kind::Haproxy] {
+    for peer in peers(row.job) {
         let ratio = of(Kind::Revgate).zip(of(peer)).map(|(ours, theirs)| ours / theirs);
         write!(text, "| {} ", number(ratio, 2))?;
     }
     writeln!(text, "|")
+}
+
+/// Whom revgate is compared with.
+fn peers(job: Job) -> impl Iterator<Item = Kind> {
+    job.kinds().iter().copied().filter(|kind| !matches!(kind, Kind::Direct | Kind::Revgate))
 }
 
 fn connect_table(text: &mut String, plan: &Plan, rows: &[connect::Row]) -> fmt::Result {
@@ -163,6 +181,7 @@ fn machine() -> Result<String> {
         version(Command::new(revgate()?).arg("--version")),
         version(Command::new("/usr/sbin/nginx").arg("-v")),
         version(Command::new("/usr/sbin/haproxy").arg("-v")),
+        routers::versions(),
     ];
     Ok(format!(
         "{} × {}, Linux {release}; {}.\n",

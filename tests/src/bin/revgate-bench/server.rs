@@ -15,7 +15,7 @@ use revgate_engine::{Engine, EngineConfig};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::{Result, cpu::Cores};
+use crate::{Result, cpu::Cores, routers};
 
 /// How long a server may take to answer for the first time, and to end.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -23,13 +23,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How the harness starts itself as the engines.
 pub(crate) const ENGINES: &str = "engines";
 
-/// Where the engines of each revision stand: decode engines, which take the load, and prefill ones, which only make
-/// the revision eligible. The port is the same for all.
-const DECODE: [(&str, [Ipv4Addr; 2]); 2] = [
+/// Where the engines of each revision stand: decode engines, which take the load, and prefill ones, which make the
+/// revision eligible, and take the first leg of pairs. The port is the same for all.
+pub(crate) const DECODE: [(&str, [Ipv4Addr; 2]); 2] = [
     ("a", [Ipv4Addr::new(127, 0, 8, 1), Ipv4Addr::new(127, 0, 8, 2)]),
     ("b", [Ipv4Addr::new(127, 0, 8, 3), Ipv4Addr::new(127, 0, 8, 4)]),
 ];
-const PREFILL: [(&str, Ipv4Addr); 2] =
+pub(crate) const PREFILL: [(&str, Ipv4Addr); 2] =
     [("a", Ipv4Addr::new(127, 0, 8, 11)), ("b", Ipv4Addr::new(127, 0, 8, 12))];
 
 /// What is measured.
@@ -43,11 +43,29 @@ pub(crate) enum Kind {
     Nginx,
     /// Debian's HAProxy.
     Haproxy,
+    /// vLLM's router.
+    VllmRouter,
+    /// The Shepherd Model Gateway, which `SGLang`'s router became.
+    Smg,
 }
 
-impl Kind {
-    /// All, in the order in which they are shown.
-    pub(crate) const ALL: [Self; 4] = [Self::Direct, Self::Revgate, Self::Nginx, Self::Haproxy];
+/// What they are measured at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Job {
+    /// One endpoint for a request.
+    Role,
+    /// A prefill and a decode endpoint for a request.
+    Pair,
+}
+
+impl Job {
+    /// Who is measured, in the order in which they are shown.
+    pub(crate) const fn kinds(self) -> &'static [Kind] {
+        match self {
+            Self::Role => &[Kind::Direct, Kind::Revgate, Kind::Nginx, Kind::Haproxy],
+            Self::Pair => &[Kind::Direct, Kind::Revgate, Kind::VllmRouter, Kind::Smg],
+        }
+    }
 }
 
 impl fmt::Display for Kind {
@@ -57,6 +75,8 @@ impl fmt::Display for Kind {
             Self::Revgate => "revgate",
             Self::Nginx => "nginx",
             Self::Haproxy => "HAProxy",
+            Self::VllmRouter => "vllm-router",
+            Self::Smg => "smg",
         })
     }
 }
@@ -135,8 +155,9 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// Starts engines that answer with `body` bytes, and the proxies.
-    pub(crate) fn start(cores: Cores, body: usize) -> Result<Self> {
+    /// Starts engines that answer with `body` bytes, and the proxies. One that is not installed is left out, and that
+    /// is said.
+    pub(crate) fn start(cores: Cores, job: Job, body: usize) -> Result<Self> {
         let files = TempDir::new()?;
         let port = free(Ipv4Addr::new(127, 0, 8, 1))?.port();
         let engines = start_engines(cores, port, body)?;
@@ -145,21 +166,33 @@ impl Bench {
         let engine = *addresses.first().ok_or("no engine")?;
 
         let mut proxies = Vec::new();
-        for kind in [Kind::Revgate, Kind::Nginx, Kind::Haproxy] {
+        for kind in job.kinds().iter().copied().filter(|kind| *kind != Kind::Direct) {
             let listen = free(Ipv4Addr::LOCALHOST)?;
-            let mut server = start_proxy(kind, cores.proxy, files.path(), listen, &addresses)?;
-            server.await_answer(listen, "/")?;
+            let started = match kind {
+                Kind::VllmRouter | Kind::Smg => routers::start(kind, cores.proxy, listen, port),
+                _ => start_proxy(kind, job, cores.proxy, files.path(), listen, &addresses),
+            };
+            let mut server = match started {
+                Ok(server) => server,
+                Err(why) if matches!(kind, Kind::VllmRouter | Kind::Smg) => {
+                    eprintln!("bench: {kind} IS NOT MEASURED: {why}");
+                    continue;
+                }
+                Err(why) => return Err(why),
+            };
+            server.await_answer(listen, "/v1/models")?;
             proxies.push((kind, listen, server));
         }
         Ok(Self { proxies, engine, _engines: engines, _files: files })
     }
 
-    /// Where the load of `kind` goes, and the process to watch.
-    pub(crate) fn target(&self, kind: Kind) -> (SocketAddr, Option<u32>) {
-        self.proxies
-            .iter()
-            .find(|(proxy, ..)| *proxy == kind)
-            .map_or((self.engine, None), |(_, address, server)| (*address, Some(server.pid())))
+    /// Where the load of `kind` goes, and the process to watch; `None`: it is not there.
+    pub(crate) fn target(&self, kind: Kind) -> Option<(SocketAddr, Option<u32>)> {
+        if kind == Kind::Direct {
+            return Some((self.engine, None));
+        }
+        let (_, address, server) = self.proxies.iter().find(|(proxy, ..)| *proxy == kind)?;
+        Some((*address, Some(server.pid())))
     }
 }
 
@@ -196,8 +229,9 @@ fn start_engines(cores: Cores, port: u16, body: usize) -> Result<Server> {
 /// What the process of [`start_engines`] does: serves until it is killed.
 pub(crate) async fn run_engines(port: u16, body: usize) -> Result<()> {
     let mut engines = Vec::new();
-    for (revision, ip) in DECODE.into_iter().flat_map(|(revision, ips)| ips.map(|ip| (revision, ip))) {
-        let mut config = EngineConfig::new((ip, port).into(), revision, "decode");
+    let decode = DECODE.into_iter().flat_map(|(_, ips)| ips).map(|ip| (ip, "decode"));
+    for (ip, role) in decode.chain(PREFILL.map(|(_, ip)| (ip, "prefill"))) {
+        let mut config = EngineConfig::new((ip, port).into(), "a", role);
         config.behaviour.fixed_body = Some(body);
         engines.push(Engine::start(config).await?);
     }
@@ -208,6 +242,7 @@ pub(crate) async fn run_engines(port: u16, body: usize) -> Result<()> {
 
 fn start_proxy(
     kind: Kind,
+    job: Job,
     core: usize,
     dir: &Path,
     listen: SocketAddr,
@@ -216,7 +251,7 @@ fn start_proxy(
     let (name, template, program) = match kind {
         Kind::Nginx => ("nginx.conf", include_str!("nginx.conf"), PathBuf::from("/usr/sbin/nginx")),
         Kind::Haproxy => ("haproxy.cfg", include_str!("haproxy.cfg"), PathBuf::from("/usr/sbin/haproxy")),
-        Kind::Revgate | Kind::Direct => ("revgate.yaml", include_str!("revgate.yaml"), revgate()?),
+        _ => ("revgate.yaml", include_str!("revgate.yaml"), revgate()?),
     };
     let servers: Vec<String> = engines
         .iter()
@@ -232,6 +267,7 @@ fn start_proxy(
         .replace("@LISTEN@", &listen.to_string())
         .replace("@SERVERS@", &servers.join("\n"))
         .replace("@PORT@", &port.to_string())
+        .replace("@SERVES@", if job == Job::Pair { "pair: {}" } else { "role: decode" })
         .replace("@ADMIN@", &free(Ipv4Addr::LOCALHOST)?.to_string());
     let path = dir.join(name);
     fs::write(&path, text)?;
@@ -242,9 +278,7 @@ fn start_proxy(
         let _ = match kind {
             Kind::Nginx => command.args(["-e", "stderr", "-p"]).arg(dir).arg("-c").arg(&path),
             Kind::Haproxy => command.args(["-db", "-q", "-f"]).arg(&path),
-            Kind::Revgate | Kind::Direct => {
-                command.args(["run", "--config"]).arg(&path).stdout(Stdio::null())
-            }
+            _ => command.args(["run", "--config"]).arg(&path).stdout(Stdio::null()),
         };
     })
 }
