@@ -308,7 +308,7 @@ async fn h6_an_early_answer_reaches_the_client_though_the_connection_broke_and_n
     for asked in 1..=20 {
         let mut client = TcpStream::connect(gate.address).await.unwrap();
         let head = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n";
-        let part = [head.as_bytes(), &[b'x'; 100_000]].concat();
+        let part = [head.as_bytes(), &vec![b'x'; 100_000]].concat();
         let _ = client.write_all(&part).await;
         let mut answer = Vec::new();
         while !answer.ends_with(b"no") && soon(client.read_buf(&mut answer)).await.is_ok_and(|n| n > 0) {}

@@ -182,14 +182,15 @@ proptest! {
     ) {
         let mut answer = format!("{early}HTTP/1.1 {status} Said\r\n");
         for (name, value) in &fields {
-            answer += &format!("x-{name}: {value}\r\n");
+            answer.extend(["x-", name, ": ", value, "\r\n"]);
         }
         let body = pieces.concat();
-        answer += &match framing {
-            0 => format!("content-length: {}\r\n\r\n", body.len()),
-            1 => "transfer-encoding: chunked\r\n\r\n".to_owned(),
-            _ => "connection: close\r\n\r\n".to_owned(),
-        };
+        let length = format!("content-length: {}\r\n\r\n", body.len());
+        answer.push_str(match framing {
+            0 => &length,
+            1 => "transfer-encoding: chunked\r\n\r\n",
+            _ => "connection: close\r\n\r\n",
+        });
         let mut answer = answer.into_bytes();
         if framing == 1 {
             for piece in &pieces {
