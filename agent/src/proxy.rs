@@ -31,6 +31,7 @@ mod table;
 mod target;
 pub mod tls;
 mod upload;
+mod wakes;
 mod worker;
 
 use std::{

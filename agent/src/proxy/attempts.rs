@@ -9,7 +9,7 @@
 
 use std::{cell::RefCell, rc::Rc, sync::Arc, time::Duration};
 
-use http::{Request, StatusCode, request};
+use http::{StatusCode, request};
 
 use super::{
     choose::{Rules, Want},
@@ -171,11 +171,8 @@ impl<'a> Attempts<'a> {
         if self.hostless {
             headers::name_host(&mut head.headers, lease.target.endpoint.address);
         }
-        // Only a request that may be sent again is copied: a table of references to the client's bytes.
-        let mut spare = None;
-        if reused || self.patient.left > 0 {
-            spare = Some(head.clone());
-        }
+        // The headers of a request that was answered are gone. Only one that may be sent again after that is copied.
+        let spare = (self.patient.left > 0).then(|| head.clone());
         if reused {
             self.listener.metrics.reused.inc();
         }
@@ -183,8 +180,8 @@ impl<'a> Attempts<'a> {
             upload.keep.set(reused);
         }
         let sent = worker.ticker.now();
-        let request = Request::from_parts(head, self.body());
-        let error = match link.exchange(request, self.upload().map(|upload| &**upload), patience).await {
+        let upload = self.upload().map(|upload| &**upload);
+        let error = match link.exchange(&mut head, self.body(), upload, patience).await {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 self.listener.failed(&lease.target);
                 return Err(ProxyError::BadResponse { address: lease.target.endpoint.address });
@@ -195,30 +192,31 @@ impl<'a> Attempts<'a> {
                     return Ok(Tried::Again(spare));
                 }
                 _ => {
-                    let upload = self.upload().cloned();
+                    // What was kept of it for another try is not needed as long as the response takes.
+                    let upload = self.upload().filter(|upload| upload.progress() != Progress::Ended).cloned();
                     return Ok(Tried::Answered(Answer { response, link, lease, upload, extras: None }));
                 }
             },
             Err(error) => error,
         };
-        match (error, spare) {
-            (ExchangeError::NotSent(request), _) => {
+        match error {
+            ExchangeError::NotSent => {
                 if !reused {
                     let gone = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
                     self.unreachable(&lease, DialError::Endpoint(gone))?;
                 }
                 self.fresh = true;
-                Ok(Tried::Again(request.into_parts().0))
+                Ok(Tried::Again(head))
             }
-            (ExchangeError::NoResponse(error), Some(spare)) if reused && self.can_restart(sent) => {
+            ExchangeError::NoResponse(error) if reused && self.can_restart(sent) => {
                 let endpoint = &lease.target.endpoint;
                 self.avoided.push(Arc::clone(endpoint));
                 // Whatever else lies idle may be as stale.
                 self.fresh = true;
                 self.again(ProxyError::Broken { address: endpoint.address, source: error })?;
-                Ok(Tried::Again(spare))
+                Ok(Tried::Again(head))
             }
-            (error, _) => Err(self.failed(error, &lease)),
+            error => Err(self.failed(error, &lease)),
         }
     }
 
@@ -340,8 +338,14 @@ impl<'a> Attempts<'a> {
                 };
             }
             ExchangeError::Stalled => return ProxyError::ClientStalled,
-            ExchangeError::Timeout | ExchangeError::NotSent(_) => ProxyError::ResponseTimeout { address },
-            ExchangeError::Broken(error) if error.is_parse() => ProxyError::BadResponse { address },
+            ExchangeError::Timeout => ProxyError::ResponseTimeout { address },
+            ExchangeError::NotSent => {
+                ProxyError::Broken { address, source: std::io::ErrorKind::ConnectionReset.into() }
+            }
+            ExchangeError::NotHttp(what) => {
+                tracing::debug!(%address, what, "no valid response");
+                ProxyError::BadResponse { address }
+            }
             ExchangeError::Broken(source) | ExchangeError::NoResponse(source) => {
                 ProxyError::Broken { address, source }
             }

@@ -30,7 +30,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::{clock::Ticker, error::Reason, forward::respond, listener::Listener};
+use super::{clock::Ticker, error::Reason, forward::respond, listener::Listener, wakes};
 use crate::config::HttpConfig;
 use stream::{Protocol, Reset, Stream, detect};
 pub(super) use turns::Turn;
@@ -291,6 +291,8 @@ where
     C: Future<Output = hyper::Result<()>>,
 {
     let mut connection = pin!(connection);
+    // The same task polls it all its life.
+    let mut waker = None;
     let result = poll_fn(|cx| {
         client.listen(cx);
         match client.order.get() {
@@ -301,7 +303,11 @@ where
             }
             Order::Finish | Order::Serve => {}
         }
-        connection.as_mut().poll(cx)
+        if client.multiplexed.get() {
+            return connection.as_mut().poll(cx);
+        }
+        let waker = waker.get_or_insert_with(|| wakes::holdable(cx.waker()));
+        connection.as_mut().poll(&mut Context::from_waker(waker))
     })
     .await;
     if let Err(error) = &result {

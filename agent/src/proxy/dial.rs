@@ -1,23 +1,10 @@
 //! A new connection to an endpoint: a socket, pinned to the revision before it connects (H5).
 
-use std::{
-    cell::Cell,
-    io,
-    net::SocketAddr,
-    os::fd::AsFd,
-    pin::Pin,
-    rc::Rc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{io, net::SocketAddr, os::fd::AsFd, time::Duration};
 
-use hyper_util::rt::TokioIo;
 use revgate_common::layout;
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
-};
+use tokio::net::TcpStream;
 
 use super::{
     link::Link,
@@ -103,13 +90,7 @@ pub(super) async fn dial(
     } else {
         None
     };
-    let received = Rc::new(Cell::new(false));
-    let tap = Tap { stream, received: Rc::clone(&received) };
-    let (sender, connection) = hyper::client::conn::http1::Builder::new()
-        .handshake(TokioIo::new(tap))
-        .await
-        .map_err(|error| DialError::Local(io::Error::other(error)))?;
-    Ok(Dialled { link: Box::new(Link::new(sender, connection, received)), elsewhere })
+    Ok(Dialled { link: Box::new(Link::new(stream)), elsewhere })
 }
 
 /// A socket that can reach the endpoint's family, and notices a peer that is gone.
@@ -141,53 +122,6 @@ async fn connect(socket: Socket, to: SocketAddr, steered: bool) -> Result<TcpStr
     match stream.take_error().map_err(DialError::Local)? {
         Some(error) => Err(DialError::of(error)),
         None => Ok(stream),
-    }
-}
-
-/// A stream to an endpoint that remembers whether anything came back since the last request.
-pub(super) struct Tap {
-    stream: TcpStream,
-    received: Rc<Cell<bool>>,
-}
-
-impl AsyncRead for Tap {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        if buffer.filled().len() > before {
-            self.received.set(true);
-        }
-        polled
-    }
-}
-
-impl AsyncWrite for Tap {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, data)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        data: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, data)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 

@@ -129,8 +129,8 @@ pub enum ProxyError {
     Broken {
         /// The endpoint.
         address: SocketAddr,
-        /// What HTTP said.
-        source: hyper::Error,
+        /// What the system said.
+        source: io::Error,
     },
     /// The endpoint answered with something that is no HTTP response to this request.
     #[error("endpoint {address} sent no valid response")]

@@ -12,7 +12,7 @@ use super::{
     client::Client,
     error::ProxyError,
     headers,
-    link::Link,
+    link::{Download, Link},
     listener::Listener,
     pair,
     reply::{Extras, InFlight, Lease, ReplyBody, refusal},
@@ -60,7 +60,7 @@ pub(super) async fn respond(
 
 /// An endpoint's response.
 pub(super) struct Answer {
-    pub(super) response: Response<Incoming>,
+    pub(super) response: Response<Download>,
     pub(super) link: Box<Link>,
     pub(super) lease: Lease,
     pub(super) upload: Option<Rc<Upload>>,
@@ -71,7 +71,7 @@ pub(super) struct Answer {
 impl Answer {
     fn into_response(self, listener: &Listener, mut in_flight: InFlight) -> Response<ReplyBody> {
         let Self { response, link, lease, upload, extras } = self;
-        let (mut parts, incoming) = response.into_parts();
+        let (mut parts, download) = response.into_parts();
         lease.target.metrics.served(parts.status);
         let good = !parts.status.is_server_error();
         if good {
@@ -88,7 +88,7 @@ impl Answer {
         lease.target.stamp(&mut parts.headers);
         Response::from_parts(
             parts,
-            ReplyBody::streamed(incoming, link, lease, upload, good, extras, in_flight),
+            ReplyBody::streamed(download, link, lease, upload, good, extras, in_flight),
         )
     }
 }

@@ -6,7 +6,7 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Uri, Version,
     header::{
         CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
-        TRANSFER_ENCODING, UPGRADE,
+        TRAILER, TRANSFER_ENCODING, UPGRADE,
     },
     request, response,
 };
@@ -20,9 +20,18 @@ use crate::{
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// What is meant for one hop (RFC 9110, 7.6.1), but for `Connection` and `Transfer-Encoding`, which say more.
-const HOP: [HeaderName; 6] =
-    [KEEP_ALIVE, PROXY_CONNECTION, TE, UPGRADE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION];
+/// What is meant for one hop (RFC 9110, 7.6.1), and `Trailer`, as trailers are dropped. The first two say more.
+const HOP: [HeaderName; 9] = [
+    CONNECTION,
+    TRANSFER_ENCODING,
+    KEEP_ALIVE,
+    PROXY_CONNECTION,
+    TE,
+    TRAILER,
+    UPGRADE,
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+];
 
 /// What steers routers and means nothing to an engine, and `Expect`: hyper has answered `100-continue` by the time
 /// that the body is read.
@@ -132,6 +141,10 @@ pub(super) fn to_client(parts: &mut response::Parts) {
 
 /// Removes what is meant for one hop, and what `Connection` names.
 fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    let found = find(headers, &HOP);
+    if found == 0 {
+        return;
+    }
     if let Some(connection) = headers.get(CONNECTION) {
         let plain = connection == "keep-alive" || connection == "close";
         if plain && headers.get_all(CONNECTION).iter().count() == 1 {
@@ -144,11 +157,17 @@ fn strip_hop_by_hop(headers: &mut HeaderMap) {
     if headers.remove(TRANSFER_ENCODING).is_some() {
         headers.remove(CONTENT_LENGTH);
     }
-    strip(headers, &HOP);
+    remove(headers, &HOP, found);
 }
 
-/// Removes headers that are seldom there: comparing a few names is cheaper than hashing each of these.
+/// Removes headers that are seldom there.
 fn strip(headers: &mut HeaderMap, names: &[HeaderName]) {
+    let found = find(headers, names);
+    remove(headers, names, found);
+}
+
+/// Which of these are there, one bit each: comparing a few names is cheaper than hashing each of these.
+fn find(headers: &HeaderMap, names: &[HeaderName]) -> u32 {
     let mut found = 0_u32;
     for present in headers.keys() {
         for (index, name) in names.iter().enumerate() {
@@ -157,6 +176,11 @@ fn strip(headers: &mut HeaderMap, names: &[HeaderName]) {
             }
         }
     }
+    found
+}
+
+/// Removes those that were found.
+fn remove(headers: &mut HeaderMap, names: &[HeaderName], found: u32) {
     if found != 0 {
         for (_, name) in names.iter().enumerate().filter(|(index, _)| found & (1 << index) != 0) {
             headers.remove(name);
@@ -263,6 +287,7 @@ mod tests {
             ("x-private", "1"),
             ("keep-alive", "timeout=5"),
             ("te", "trailers"),
+            ("trailer", "x-sum"),
             ("upgrade", "websocket"),
             ("host", "h"),
             ("traceparent", "00-1"),

@@ -16,7 +16,6 @@ use http::{
     header::{ALLOW, CONTENT_TYPE, RETRY_AFTER},
 };
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 
 pub(super) use super::pair::Extras;
 use super::{
@@ -24,10 +23,10 @@ use super::{
     client::{Client, Turn},
     deadlines::Deadline,
     error::{ProxyError, Reason},
-    link::Link,
+    link::{Download, Link, LinkError},
     listener::Listener,
     target::Target,
-    upload::Upload,
+    upload::{Progress, Upload},
 };
 use crate::config::REASON_HEADER;
 
@@ -95,11 +94,11 @@ enum Source {
     Own(Option<Bytes>),
     /// From an endpoint.
     Endpoint {
-        incoming: Incoming,
+        download: Download,
         /// Until the response has come to its end.
         link: Option<Box<Link>>,
         lease: Lease,
-        /// The request's body, which may still be on its way.
+        /// The request's body while it is on its way.
         upload: Option<Rc<Upload>>,
         /// The status was below 500.
         good: bool,
@@ -137,7 +136,7 @@ struct Silence {
 pub(super) enum ReplyError {
     /// The endpoint closed or broke the connection, or that was no HTTP.
     #[error(transparent)]
-    Broken(#[from] hyper::Error),
+    Broken(#[from] LinkError),
     /// It sent nothing for too long.
     #[error("the endpoint sent nothing for too long in the middle of its response (http.streamIdleTimeout)")]
     Silent,
@@ -179,7 +178,7 @@ impl ReplyBody {
 
     /// Over an endpoint's response whose head has come.
     pub(super) fn streamed(
-        incoming: Incoming,
+        download: Download,
         link: Box<Link>,
         lease: Lease,
         upload: Option<Rc<Upload>>,
@@ -187,7 +186,7 @@ impl ReplyBody {
         extras: Option<Box<Extras>>,
         in_flight: InFlight,
     ) -> Self {
-        let source = Source::Endpoint { incoming, link: Some(link), lease, upload, good };
+        let source = Source::Endpoint { download, link: Some(link), lease, upload, good };
         let mut body = Self::new(source, extras, in_flight);
         // A short response came with its head, and its connection is free already.
         body.release_idle();
@@ -200,8 +199,8 @@ impl ReplyBody {
 
     /// Gives the connection back if the response is through it.
     fn release_idle(&mut self) {
-        let Source::Endpoint { link, lease, .. } = &mut self.source else { return };
-        if let Some(idle) = link.take_if(|link| link.is_idle()) {
+        let Source::Endpoint { download, link, lease, .. } = &mut self.source else { return };
+        if let Some(idle) = link.take_if(|link| download.leaves_idle(link)) {
             let worker = &self.in_flight.listener.worker;
             lease.target.put(idle, worker.ticker.now(), worker.pool_limits());
         }
@@ -277,8 +276,8 @@ impl Body for ReplyBody {
     fn is_end_stream(&self) -> bool {
         match &self.source {
             Source::Own(bytes) => bytes.is_none(),
-            Source::Endpoint { incoming, .. } => {
-                incoming.is_end_stream() && self.extras.as_ref().is_none_or(|extras| extras.is_over())
+            Source::Endpoint { download, .. } => {
+                download.is_end() && self.extras.as_ref().is_none_or(|extras| extras.is_over())
             }
         }
     }
@@ -289,45 +288,29 @@ impl Body for ReplyBody {
             Source::Endpoint { .. } if self.extras.as_ref().is_some_and(|extras| extras.edits()) => {
                 SizeHint::default()
             }
-            Source::Endpoint { incoming, .. } => incoming.size_hint(),
+            Source::Endpoint { download, .. } => download.size_hint(),
         }
     }
 }
 
 impl ReplyBody {
-    fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
-        let (incoming, link) = match &mut self.source {
+    fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, LinkError>>> {
+        let (download, link, upload) = match &mut self.source {
             Source::Own(bytes) => return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Source::Endpoint { incoming, link, .. } => (incoming, link),
+            Source::Endpoint { download, link, upload, .. } => (download, link, upload),
         };
-        let mut polled = Pin::new(&mut *incoming).poll_frame(cx);
-        if polled.is_pending()
-            && let Some(driven) = link
-        {
-            if driven.poll(cx).is_ready() {
-                *link = None;
-            }
-            polled = Pin::new(&mut *incoming).poll_frame(cx);
-        }
+        let polled = download.poll_data(link.as_deref_mut(), cx);
+        upload.take_if(|upload| upload.progress() == Progress::Ended);
         match &polled {
-            Poll::Ready(Some(Err(_))) => {
-                self.broke();
-                return polled;
+            Poll::Ready(Some(Err(_))) => self.broke(),
+            // The end: the connection is free.
+            Poll::Ready(_) if download.is_end() => {
+                self.release_idle();
+                self.completed();
             }
-            Poll::Ready(Some(Ok(_))) if !incoming.is_end_stream() => return polled,
-            Poll::Pending => return polled,
-            Poll::Ready(_) => {}
+            Poll::Ready(_) | Poll::Pending => {}
         }
-        // The end: the connection reads the end too, and is free.
-        if let Some(driven) = link
-            && !driven.is_idle()
-            && driven.poll(cx).is_ready()
-        {
-            *link = None;
-        }
-        self.release_idle();
-        self.completed();
-        polled
+        polled.map(|data| data.map(|data| data.map(Frame::data)))
     }
 }
 

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
-use super::{clock::Ticker, pair::Rope};
+use super::{clock::Ticker, pair::Rope, wakes};
 
 /// How much of a body is kept for another try, bytes.
 pub(super) const KEPT: u64 = 64 * 1024;
@@ -100,7 +100,12 @@ impl Upload {
 
     fn poll_source(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
         let mut source = self.source.borrow_mut();
-        let polled = Pin::new(&mut *source).poll_frame(cx);
+        // That the wake-up of a piece taken asks for the next piece and for nothing else is how hyper 1.12 dispatches
+        // (`poll_read` in proto/h1/dispatch.rs). Another version is to be looked at before it is taken.
+        let (polled, woken) = wakes::hold(|| Pin::new(&mut *source).poll_frame(cx));
+        if woken && !source.is_end_stream() {
+            cx.waker().wake_by_ref();
+        }
         self.starved.set(polled.is_pending());
         let frame = match polled {
             Poll::Pending => return Poll::Pending,

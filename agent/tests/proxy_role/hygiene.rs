@@ -28,6 +28,7 @@ async fn h12_one_hops_headers_stay_on_their_hop_and_the_rest_passes() {
             .header("x-hop", "1")
             .header("keep-alive", "timeout=5")
             .header("proxy-authenticate", "Basic")
+            .header("trailer", "x-sum")
             .header("x-model", "m")
             .body(whole("a"))
             .unwrap()
@@ -45,6 +46,7 @@ async fn h12_one_hops_headers_stay_on_their_hop_and_the_rest_passes() {
         ("x-private", "1"),
         ("keep-alive", "timeout=5"),
         ("te", "trailers"),
+        ("trailer", "x-sum"),
         ("upgrade", "websocket"),
         ("proxy-connection", "keep-alive"),
         (NAME, "a"),
@@ -52,7 +54,7 @@ async fn h12_one_hops_headers_stay_on_their_hop_and_the_rest_passes() {
         ("x-gateway-destination-endpoint", "10.0.0.1:8000"),
     ];
     let reply = gate.get(&[&passes[..], &stays[..]].concat()).await;
-    for name in ["connection", "x-hop", "keep-alive", "proxy-authenticate"] {
+    for name in ["connection", "x-hop", "keep-alive", "proxy-authenticate", "trailer"] {
         assert!(!reply.headers.contains_key(name), "{name} came back");
     }
     assert_eq!(reply.header("x-model"), "m");

@@ -295,3 +295,44 @@ async fn h4_an_endpoint_of_this_node_comes_first_while_it_is_not_busier() {
         assert_eq!(gate.get(&[]).await.text(), "here");
     }
 }
+
+#[tokio::test]
+async fn h6_an_early_answer_reaches_the_client_though_the_connection_broke_and_nobody_else_is_asked() {
+    let serve = |mut stream: TcpStream| async move {
+        let _ = stream.read(&mut [0; 64]).await;
+        // What is unread then resets the connection.
+        let _ = stream.write_all(b"HTTP/1.1 413 Large\r\ncontent-length: 2\r\n\r\nno").await;
+    };
+    let (first, second) = (Engine::raw(serve).await, Engine::raw(serve).await);
+    let gate = Gate::new(&[endpoint("a", first.address), endpoint("a", second.address)]);
+    for asked in 1..=20 {
+        let mut client = TcpStream::connect(gate.address).await.unwrap();
+        let head = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n";
+        let part = [head.as_bytes(), &vec![b'x'; 100_000]].concat();
+        let _ = client.write_all(&part).await;
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"no") && soon(client.read_buf(&mut answer)).await.is_ok_and(|n| n > 0) {}
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.starts_with("HTTP/1.1 413") && answer.ends_with("no"), "{answer}");
+        assert_eq!(first.connections() + second.connections(), asked);
+    }
+}
+
+#[tokio::test]
+async fn h6_a_connection_with_an_unfinished_upload_is_not_used_again() {
+    let engine = Engine::raw(|mut stream| async move {
+        read_request(&mut stream).await;
+        let _ = stream.write_all(OK).await;
+        while stream.read(&mut [0; 1024]).await.is_ok_and(|n| n > 0) {}
+    })
+    .await;
+    let gate = Gate::new(&[endpoint("a", engine.address)]);
+    let (mut sender, body) = Channel::<Bytes, std::io::Error>::new(1);
+    let mut client: Client<Channel<Bytes, std::io::Error>> = Client::connect(gate.address).await;
+    let sending = async { sender.send_data(Bytes::from_static(b"half!")).await.unwrap() };
+    let (reply, ()) = tokio::join!(client.start(request(&[], "").map(|_| body)), sending);
+    assert_eq!(reply.unwrap().status(), StatusCode::OK);
+    assert_eq!(soon(gate.send(request(&[], "whole!"))).await.text(), "ok");
+    assert_eq!(engine.connections(), 2);
+    drop(sender);
+}

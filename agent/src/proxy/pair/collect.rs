@@ -5,18 +5,22 @@
 
 use std::{
     future::poll_fn,
+    net::SocketAddr,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
-use http_body::Body;
+use http_body::{Body, SizeHint};
 use hyper::body::Incoming;
 
 use crate::{
     config::HttpConfig,
-    proxy::{deadlines::Deadline, error::ProxyError, forward::Answer, listener::Listener, worker::Worker},
+    proxy::{
+        deadlines::Deadline, error::ProxyError, forward::Answer, link::LinkError, listener::Listener,
+        worker::Worker,
+    },
 };
 
 /// The first buffer for what comes in pieces, bytes.
@@ -32,7 +36,7 @@ pub(super) async fn body(
     if incoming.size_hint().lower() > limit {
         return Err(ProxyError::BodyTooLarge { limit });
     }
-    let mut text = Gathered::new(&incoming);
+    let mut text = Gathered::new(&incoming.size_hint());
     let mut quiet = Quiet::new(worker, http.idle_timeout);
     while let Some(frame) = poll_fn(|cx| {
         let polled = Pin::new(&mut incoming).poll_frame(cx);
@@ -62,28 +66,19 @@ pub(super) async fn reply(
     let worker = &listener.worker;
     let address = lease.target.endpoint.address;
     lease.target.endpoint.vitals.answered();
-    let mut incoming = response.into_body();
-    let mut text = Gathered::new(&incoming);
+    let mut download = response.into_body();
+    let mut text = Gathered::new(&download.size_hint());
     let mut link = Some(link);
     let mut quiet = Quiet::new(worker, http.stream_idle_timeout);
     let mut length = 0_u64;
     let read = async {
-        while let Some(frame) = poll_fn(|cx| {
-            let mut polled = Pin::new(&mut incoming).poll_frame(cx);
-            if polled.is_pending()
-                && let Some(driven) = &mut link
-            {
-                if driven.poll(cx).is_ready() {
-                    link = None;
-                }
-                polled = Pin::new(&mut incoming).poll_frame(cx);
-            }
+        while let Some(data) = poll_fn(|cx| {
+            let polled = download.poll_data(link.as_deref_mut(), cx);
             quiet.judge(polled, cx, || ProxyError::ResponseTimeout { address })
         })
         .await?
         {
-            let frame = frame.map_err(|source| ProxyError::Broken { address, source })?;
-            let Ok(data) = frame.into_data() else { continue };
+            let data = data.map_err(|error| broken(address, error))?;
             length = length.saturating_add(data.len() as u64);
             if length > limit {
                 return Err(ProxyError::ReplyTooLarge { address, limit });
@@ -101,14 +96,22 @@ pub(super) async fn reply(
         return Err(error);
     }
     lease.target.endpoint.vitals.completed();
-    if let Some(mut link) = link {
-        // The connection reads the end too, and is free.
-        let over = !link.is_idle() && poll_fn(|cx| Poll::Ready(link.poll(cx).is_ready())).await;
-        if !over && link.is_idle() {
-            lease.target.put(link, worker.ticker.now(), worker.pool_limits());
-        }
+    if let Some(idle) = link.filter(|link| download.leaves_idle(link)) {
+        lease.target.put(idle, worker.ticker.now(), worker.pool_limits());
     }
     Ok(text.finish())
+}
+
+/// The reply ended before its end.
+fn broken(address: SocketAddr, error: LinkError) -> ProxyError {
+    match error {
+        LinkError::Io(source) => ProxyError::Broken { address, source },
+        LinkError::NotHttp(what) => {
+            tracing::debug!(%address, what, "no valid response");
+            ProxyError::BadResponse { address }
+        }
+        LinkError::Upload => ProxyError::ClientBody,
+    }
 }
 
 /// A text that comes in pieces.
@@ -123,8 +126,8 @@ struct Gathered {
 
 impl Gathered {
     /// Of which nothing came yet.
-    fn new(body: &impl Body) -> Self {
-        let told = body.size_hint().exact().and_then(|length| usize::try_from(length).ok());
+    fn new(told: &SizeHint) -> Self {
+        let told = told.exact().and_then(|length| usize::try_from(length).ok());
         Self { first: Bytes::new(), joined: Vec::new(), told: told.unwrap_or(usize::MAX) }
     }
 
@@ -195,14 +198,12 @@ impl<'a> Quiet<'a> {
 
 #[cfg(test)]
 mod tests {
-    use http_body_util::Full;
-
     use super::*;
 
     #[test]
     fn one_piece_is_not_copied_and_several_take_no_more_than_was_told() {
         let piece = Bytes::from(vec![7; 1000]);
-        let mut one = Gathered::new(&Full::new(piece.clone()));
+        let mut one = Gathered::new(&SizeHint::with_exact(1000));
         one.add(piece.clone());
         assert_eq!(one.finish().as_ptr(), piece.as_ptr());
 

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http_body::Frame;
 
 use super::cached::CachedTokens;
-use crate::proxy::{error::ProxyError, reply::ReplyError};
+use crate::proxy::{error::ProxyError, link::LinkError, reply::ReplyError};
 
 /// How long a prefill's reply may outlast the answer. It comes with the KV cache, so it is there already, or nearly.
 const LINGER: Duration = Duration::from_secs(1);
@@ -59,7 +59,7 @@ impl Extras {
     pub(in crate::proxy) fn poll(
         &mut self,
         cx: &mut Context<'_>,
-        mut source: impl FnMut(&mut Context<'_>) -> Poll<Option<hyper::Result<Frame<Bytes>>>>,
+        mut source: impl FnMut(&mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, LinkError>>>,
     ) -> Poll<Option<Result<Frame<Bytes>, ReplyError>>> {
         if let Some(companion) = &mut self.companion
             && let Poll::Ready(ended) = companion.as_mut().poll(cx)
