@@ -1,7 +1,7 @@
 //! One owner of the state, and the immutable snapshots that it publishes.
 //!
 //! [`state`] applies changes and builds snapshots (pure); [`slots`] gives revisions their slots and epochs (pure);
-//! [`sources`] says who a local process is (pure); [`vips`] finds where VIPs are (pure). [`owner`] is the one task that
+//! `sources` says who a local process is (pure); [`vips`] finds where VIPs are (pure). [`owner`] is the one task that
 //! runs them, hands the kernel its tables and publishes. Readers load the current snapshot once per request and never
 //! lock.
 
