@@ -17,7 +17,6 @@ use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
 use prometheus_client::registry::Registry;
 use revgate::{
-    cluster::{Pod, PodKey},
     config::{
         Config, ConnectorKind, GatingMode, HeaderSelector, HttpConfig, ListenerConfig, PairConfig, Serves,
     },
@@ -25,7 +24,7 @@ use revgate::{
     kernel::Pinner,
     observe::metrics::StrictNoMatch,
     proxy::{Metrics, Proxy},
-    snapshot::{Endpoint, RevisionView, Snapshot, Vitals, owner::Published},
+    snapshot::{Endpoint, RevisionView, Snapshot, owner::Published},
 };
 use serde_json::{Value, json};
 
@@ -178,33 +177,13 @@ pub(crate) fn labelled(
     address: SocketAddr,
     labels: &[(&str, &str)],
 ) -> Arc<Endpoint> {
-    let pod = Pod {
-        key: PodKey {
-            namespace: "default".into(),
-            name: format!("pod-{address}").into(),
-            uid: format!("uid-{address}").into(),
-        },
-        ips: vec![address.ip()],
-        node: None,
-        labels: labels.iter().map(|(label, value)| ((*label).into(), (*value).into())).collect(),
-        active_ports: None,
-        ready: true,
-        terminating: false,
-        host_network: false,
-        created: 0,
-        ports: Vec::new(),
-        cgroup: None,
-        static_uid: None,
-        runtime_class: None,
-    };
-    Arc::new(Endpoint {
-        address,
-        pod: Arc::new(pod),
-        revision: revision.into(),
-        role,
-        local: false,
-        vitals: Arc::new(Vitals::default()),
-    })
+    let fresh = base::endpoint_of(revision, address, &format!("uid-{address}"), false);
+    let mut endpoint = Arc::into_inner(fresh).expect("nobody else has it");
+    let mut pod = Arc::unwrap_or_clone(endpoint.pod);
+    pod.labels = labels.iter().map(|(label, value)| ((*label).into(), (*value).into())).collect();
+    endpoint.pod = Arc::new(pod);
+    endpoint.role = role;
+    Arc::new(endpoint)
 }
 
 /// A synced snapshot of one set whose two roles are required.
