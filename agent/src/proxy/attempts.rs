@@ -342,10 +342,7 @@ impl<'a> Attempts<'a> {
             ExchangeError::NotSent => {
                 ProxyError::Broken { address, source: std::io::ErrorKind::ConnectionReset.into() }
             }
-            ExchangeError::NotHttp(what) => {
-                tracing::debug!(%address, what, "no valid response");
-                ProxyError::BadResponse { address }
-            }
+            ExchangeError::NotHttp(what) => ProxyError::not_http(address, what),
             ExchangeError::Broken(source) | ExchangeError::NoResponse(source) => {
                 ProxyError::Broken { address, source }
             }

@@ -298,6 +298,12 @@ impl Reason {
 }
 
 impl ProxyError {
+    /// What an endpoint sent is no HTTP. In which way is for the log.
+    pub(super) fn not_http(address: SocketAddr, what: &'static str) -> Self {
+        tracing::debug!(%address, what, "no valid response");
+        Self::BadResponse { address }
+    }
+
     /// The one word for it.
     #[must_use]
     pub const fn reason(&self) -> Reason {

@@ -106,10 +106,7 @@ pub(super) async fn reply(
 fn broken(address: SocketAddr, error: LinkError) -> ProxyError {
     match error {
         LinkError::Io(source) => ProxyError::Broken { address, source },
-        LinkError::NotHttp(what) => {
-            tracing::debug!(%address, what, "no valid response");
-            ProxyError::BadResponse { address }
-        }
+        LinkError::NotHttp(what) => ProxyError::not_http(address, what),
         LinkError::Upload => ProxyError::ClientBody,
     }
 }
