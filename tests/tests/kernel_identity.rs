@@ -8,18 +8,13 @@ use std::{
     fmt::Write as _,
     net::{IpAddr, SocketAddr},
     os::unix::fs::chown,
-    process::Command,
+    process::{self, Command},
 };
 
 use revgate_tests::{agent::Agent, dial::at, echo, kubelet::Kubelet, wait::until};
 
 const AGENT: &str = env!("CARGO_BIN_EXE_revgate-under-test");
 const CONTAINER: &str = "3f4e0c1ab2d59f6e7a8b9c0d1e2f3a4b5c6d7e8f9a0b1c2d3e4f5a6b7c8d9e0f";
-
-/// The UID of a Pod.
-fn uid(n: u32) -> String {
-    format!("{n:08x}-9d3d-4c2b-8b2a-1f0c9e7d6a55")
-}
 
 /// Two revisions of equal weight, an agent, and a VIP for prefill.
 struct Stage {
@@ -44,6 +39,11 @@ impl Stage {
         Some(stage)
     }
 
+    /// The UID of a Pod. Of this test alone: an agent looks at all of cgroup2, so at the other tests' corners too.
+    fn uid(&self, n: u32) -> String {
+        format!("{n:08x}-{:04x}-4c2b-8b2a-{:012x}", self.net, process::id())
+    }
+
     /// The list of Pods: those that make both revisions eligible, and decode Pods of a revision, which are not Ready and
     /// have no address yet, by their UIDs.
     fn pods(&self, local: &[(u32, &str)]) {
@@ -60,7 +60,7 @@ impl Stage {
             }
         }
         for (n, revision) in local {
-            let (uid, labels) = (uid(*n), labels(revision, "decode"));
+            let (uid, labels) = (self.uid(*n), labels(revision, "decode"));
             let _ = writeln!(
                 text,
                 "- {{apiVersion: v1, kind: Pod, metadata: {{name: local-{n}, uid: {uid}, labels: {labels}}}}}"
@@ -128,15 +128,18 @@ impl Stage {
 #[test]
 fn a_process_of_a_pod_is_steered_to_its_own_revision_in_every_layout_before_the_pod_is_ready() {
     let Some(mut stage) = Stage::new("layouts", 30) else { return };
-    let unit = |n| uid(n).replace('-', "_");
+    let unit = |n| stage.uid(n).replace('-', "_");
     let layouts = [
-        format!("kubepods/besteffort/pod{}/{CONTAINER}", uid(1)),
-        format!("kubepods/pod{}/crio-{CONTAINER}/init", uid(2)),
+        format!("kubepods/besteffort/pod{}/{CONTAINER}", stage.uid(1)),
+        format!("kubepods/pod{}/crio-{CONTAINER}/init", stage.uid(2)),
         format!(
             "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{}.slice/cri-containerd-{CONTAINER}.scope",
             unit(3)
         ),
-        format!("system.slice/docker-{CONTAINER}.scope/kubelet/kubepods/burstable/pod{}/{CONTAINER}", uid(4)),
+        format!(
+            "system.slice/docker-{CONTAINER}.scope/kubelet/kubepods/burstable/pod{}/{CONTAINER}",
+            stage.uid(4)
+        ),
     ];
     stage.pods(&[(1, "a"), (2, "b"), (3, "a"), (4, "b")]);
     // Two before the agent, two after it.
@@ -159,7 +162,10 @@ fn pod_and_cgroup_may_come_in_either_order_and_go_and_come_again_and_strangers_s
     let Some(mut stage) = Stage::new("order", 31) else { return };
     stage.start();
     let [one, two, unknown] = [1, 2, 3].map(|n| {
-        (format!("kubepods/besteffort/pod{}", uid(n)), format!("kubepods/besteffort/pod{}/c", uid(n)))
+        (
+            format!("kubepods/besteffort/pod{}", stage.uid(n)),
+            format!("kubepods/besteffort/pod{}/c", stage.uid(n)),
+        )
     });
     let _ = stage.kubelet.make(&one.1);
     stage.is_a_stranger(&one.1);
@@ -188,7 +194,7 @@ fn pod_and_cgroup_may_come_in_either_order_and_go_and_come_again_and_strangers_s
 fn a_process_whose_pod_left_the_api_is_a_member_until_its_cgroup_goes() {
     let Some(mut stage) = Stage::new("left", 34) else { return };
     let [stays, last] = [(1, "a"), (2, "c")].map(|(n, revision)| {
-        let cgroup = format!("kubepods/pod{}/c", uid(n));
+        let cgroup = format!("kubepods/pod{}/c", stage.uid(n));
         let _ = stage.kubelet.make(&cgroup);
         (cgroup, (n, revision))
     });
@@ -206,7 +212,7 @@ fn a_process_whose_pod_left_the_api_is_a_member_until_its_cgroup_goes() {
         assert_eq!(stage.kubelet.dial(&cgroup, to), None, "{to}");
     }
     assert_eq!((stage.count("denied_no_revision"), stage.count("denied_fence")), (nowhere + 1, fenced + 2));
-    stage.kubelet.remove(&format!("kubepods/pod{}", uid(1)));
+    stage.kubelet.remove(&format!("kubepods/pod{}", stage.uid(1)));
     stage.known(1);
     stage.is_a_stranger(&stays.0);
 }
@@ -216,12 +222,12 @@ fn a_cgroup_that_was_given_to_a_user_makes_nobody_a_pod() {
     let Some(mut stage) = Stage::new("given", 35) else { return };
     let given = stage.kubelet.make("user.slice/user-1000.slice/user@1000.service");
     chown(&given, Some(1000), Some(1000)).unwrap();
-    let pod = format!("user.slice/user-1000.slice/user@1000.service/kubepods/pod{}", uid(1));
+    let pod = format!("user.slice/user-1000.slice/user@1000.service/kubepods/pod{}", stage.uid(1));
     let path = stage.kubelet.make(&pod);
     chown(path.parent().unwrap(), Some(1000), Some(1000)).unwrap();
     chown(&path, Some(1000), Some(1000)).unwrap();
     stage.pods(&[(1, "a"), (2, "b")]);
-    let own = format!("kubepods/pod{}", uid(2));
+    let own = format!("kubepods/pod{}", stage.uid(2));
     let _ = stage.kubelet.make(&own);
     stage.start();
     stage.known(1);
@@ -238,11 +244,11 @@ fn a_full_node_of_pods_is_known_by_events_made_in_other_namespaces_too() {
     stage.known(0);
     for (n, _) in &pods[..249] {
         let class = if n % 3 == 0 { "besteffort/" } else { "" };
-        let _ = stage.kubelet.make(&format!("kubepods/{class}pod{}/{CONTAINER}", uid(*n)));
+        let _ = stage.kubelet.make(&format!("kubepods/{class}pod{}/{CONTAINER}", stage.uid(*n)));
     }
     stage.known(249);
     // A runtime has its own mounts; the events are those of the file system.
-    let last = format!("kubepods/pod{}", uid(250));
+    let last = format!("kubepods/pod{}", stage.uid(250));
     let name = stage.kubelet.cgroup().file_name().unwrap();
     let script = r#"mkdir "$0/m" && mount -t cgroup2 none "$0/m" && mkdir "$0/m/$1/$2""#;
     let folder = tempfile::TempDir::new().unwrap();
