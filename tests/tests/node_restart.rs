@@ -3,23 +3,16 @@
 
 use revgate_tests::cluster::{
     api::AGENT,
-    deployed, images,
-    node::Node,
+    deployed,
     workload::{Workload, answers},
 };
 
 #[test]
 fn connects_are_steered_while_the_agent_is_restarted_and_deleted() {
-    let Some(node) = Node::start(&images()) else { return };
+    let Some(node) = deployed::node() else { return };
     let on = Workload::on(&node);
-    deployed::namespace(&node);
     deployed::agent(&node);
-    for (role, revision) in [("prefill", "a"), ("prefill", "b"), ("decode", "a"), ("decode", "b")] {
-        on.deploy(role, revision, 1);
-    }
-    for (role, revision) in [("prefill", "a"), ("prefill", "b"), ("decode", "a"), ("decode", "b")] {
-        on.settles(role, revision, 1);
-    }
+    on.deploy_all(&[("prefill", "a", 1), ("prefill", "b", 1), ("decode", "a", 1), ("decode", "b", 1)]);
     deployed::watch_vips(&node);
     on.client("by-weight", &["--decode", "$(DECODE_SERVICE_HOST):8000"]);
     let _ = on.goes_on("by-weight", 50);

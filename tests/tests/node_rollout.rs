@@ -3,26 +3,17 @@
 
 use revgate_tests::cluster::{
     api::AGENT,
-    deployed, images,
-    node::Node,
+    deployed,
     workload::{Workload, answers},
 };
 
 #[test]
 fn a_rollout_by_scaling_mixes_no_pair_and_fails_no_request() {
-    let Some(node) = Node::start(&images()) else { return };
+    let Some(node) = deployed::node() else { return };
     let on = Workload::on(&node);
-    deployed::namespace(&node);
     deployed::agent(&node);
     deployed::watch_vips(&node);
-    for (revision, replicas) in [("a", 2), ("b", 0)] {
-        for role in ["prefill", "decode"] {
-            on.deploy(role, revision, replicas);
-        }
-    }
-    for role in ["prefill", "decode"] {
-        on.settles(role, "a", 2);
-    }
+    on.deploy_all(&[("prefill", "a", 2), ("decode", "a", 2), ("prefill", "b", 0), ("decode", "b", 0)]);
     let listeners = deployed::cluster_ip(&node, AGENT, "revgate");
     on.client(
         "coordinator",

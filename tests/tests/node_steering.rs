@@ -3,7 +3,7 @@
 
 use revgate_tests::cluster::{
     api::AGENT,
-    deployed, images,
+    deployed,
     node::Node,
     process::eventually,
     workload::{Workload, answers, is_of},
@@ -11,20 +11,10 @@ use revgate_tests::cluster::{
 
 #[test]
 fn pods_reach_endpoints_of_their_own_revision_and_clients_all_by_weight() {
-    let Some(node) = Node::start(&images()) else { return };
+    let Some(node) = deployed::node() else { return };
     let on = Workload::on(&node);
-    deployed::namespace(&node);
     deployed::watch_vips(&node);
-    for (role, revision, replicas) in
-        [("prefill", "a", 1), ("prefill", "b", 1), ("decode", "a", 3), ("decode", "b", 1)]
-    {
-        on.deploy(role, revision, replicas);
-    }
-    for (role, revision, replicas) in
-        [("prefill", "a", 1), ("prefill", "b", 1), ("decode", "a", 3), ("decode", "b", 1)]
-    {
-        on.settles(role, revision, replicas);
-    }
+    on.deploy_all(&[("prefill", "a", 1), ("prefill", "b", 1), ("decode", "a", 3), ("decode", "b", 1)]);
     // Without revgate the Services work, and revisions are mixed.
     let _ = eventually(
         "kube-proxy mixes revisions",

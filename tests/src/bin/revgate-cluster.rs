@@ -7,7 +7,7 @@ use std::{
 };
 
 use clap::Parser;
-use revgate_tests::cluster::{api::AGENT, deployed, images, node::Node, workload::Workload};
+use revgate_tests::cluster::{api::AGENT, deployed, node::Node, workload::Workload};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Starts a cluster of one node, deploys revgate and two revisions of engines, and waits for Ctrl-C.
@@ -36,19 +36,12 @@ fn run() -> io::Result<()> {
     };
     let start = Instant::now();
     println!("starting a node: etcd, API server, controllers, containerd, kubelet, kube-proxy (about 30 s)");
-    let Some(node) = Node::start(&images()) else { return Ok(()) };
+    let Some(node) = deployed::node() else { return Ok(()) };
     println!("applying deploy/base");
-    deployed::namespace(&node);
     deployed::agent(&node);
     println!("deploying engines of revisions a and b, and clients");
     let on = Workload::on(&node);
-    let engines = [("prefill", "a", 2), ("decode", "a", 3), ("prefill", "b", 1), ("decode", "b", 1)];
-    for (role, revision, replicas) in engines {
-        on.deploy(role, revision, replicas);
-    }
-    for (role, revision, replicas) in engines {
-        on.settles(role, revision, replicas);
-    }
+    on.deploy_all(&[("prefill", "a", 2), ("decode", "a", 3), ("prefill", "b", 1), ("decode", "b", 1)]);
     let listeners = deployed::cluster_ip(&node, AGENT, "revgate");
     let through = [8081, 8082].map(|port| format!("{listeners}:{port}"));
     on.client("coordinator", &["--prefill", &through[0], "--decode", &through[1]]);

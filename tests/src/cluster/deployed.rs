@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::{
     api::{AGENT, ENGINES},
+    images,
     node::Node,
     process::eventually,
     tools::repository,
@@ -13,11 +14,18 @@ use super::{
 /// The nftables table that counts what nobody steered.
 const SEEN: &str = "revgate_seen";
 
-/// Applies the namespace of the engines, with its Services and the agent's role, but not the agent.
-pub fn namespace(node: &Node) {
-    let kubectl = node.kubectl();
-    kubectl.apply(&format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {ENGINES}}}}}"));
-    apply(node, "deploy/base/inference");
+/// Starts a node with the namespace of the engines, its Services and the agent's role, but not the agent. `None`: it
+/// cannot run here, and the test is skipped.
+///
+/// # Panics
+///
+/// As [`Node::start`].
+#[must_use]
+pub fn node() -> Option<Node> {
+    let node = Node::start(&images())?;
+    node.kubectl().apply(&format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {ENGINES}}}}}"));
+    apply(&node, "deploy/base/inference");
+    Some(node)
 }
 
 /// `kubectl apply -k deploy/base`, as it stands; returns when the agent's Pod is Ready.

@@ -57,9 +57,23 @@ impl<'n> Workload<'n> {
         self.kubectl.read(&[&["--namespace", super::api::ENGINES], arguments].concat())
     }
 
+    /// Deployments of engines, by role, revision and replicas; returns when all their Pods are Ready.
+    ///
+    /// # Panics
+    ///
+    /// When they do not become Ready.
+    pub fn deploy_all(&self, deployments: &[(&str, &str, u32)]) {
+        for (role, revision, replicas) in deployments {
+            self.deploy(role, revision, *replicas);
+        }
+        for (role, revision, replicas) in deployments {
+            self.settles(role, revision, *replicas);
+        }
+    }
+
     /// A Deployment `ROLE-REVISION` of engines. A Decode Pod has a client beside its engine, which fetches from the
     /// Prefill VIP what its engine then decodes, as the sidecar of such a Pod does.
-    pub fn deploy(&self, role: &str, revision: &str, replicas: u32) {
+    fn deploy(&self, role: &str, revision: &str, replicas: u32) {
         let name = format!("{role}-{revision}");
         let labels = json!({SET: "my-set", REVISION: revision, ROLE: role});
         let mut containers = vec![container(
@@ -93,9 +107,10 @@ impl<'n> Workload<'n> {
                 "25",
             ]));
         }
-        for container in &mut containers {
-            // Pods leave the tables as their end begins; until then they serve, and their clients ask on.
-            container["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 4}}});
+        // Pods leave the tables as their end begins. Engines serve on for a while, and a client asks its own for less
+        // than that.
+        for (container, seconds) in containers.iter_mut().zip([6, 2]) {
+            container["lifecycle"] = json!({"preStop": {"sleep": {"seconds": seconds}}});
         }
         let deployment = json!({
             "apiVersion": "apps/v1", "kind": "Deployment",
