@@ -61,24 +61,33 @@ pub struct CgroupWatch {
     inotify: Option<OwnedFd>,
     /// Some directory is not watched.
     blind: bool,
+    /// What went wrong with the last look; what was found before it stays.
+    trouble: Option<io::Error>,
     found: PodCgroups,
 }
 
 impl CgroupWatch {
     /// Looks for the first time. `root` is the root of cgroup2: levels are counted from it.
-    pub fn new(root: PathBuf) -> io::Result<Self> {
+    #[must_use]
+    pub fn new(root: PathBuf) -> Self {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK);
         let inotify = inotify.inspect_err(|error| warn!(%error, every = ?UNWATCHED, "{NO_EVENTS}")).ok();
         let blind = inotify.is_none();
-        let mut watch = Self { root, inotify, blind, found: PodCgroups::new() };
-        watch.found = watch.look()?;
-        Ok(watch)
+        let mut watch = Self { root, inotify, blind, trouble: None, found: PodCgroups::new() };
+        let _ = watch.refresh();
+        watch
     }
 
     /// What was found last.
     #[must_use]
     pub fn found(&self) -> &PodCgroups {
         &self.found
+    }
+
+    /// What went wrong with the last look. The next one comes soon.
+    #[must_use]
+    pub fn trouble(&self) -> Option<&io::Error> {
+        self.trouble.as_ref()
     }
 
     /// Whether some cgroups come without an event, so that they are found later.
@@ -99,30 +108,36 @@ impl CgroupWatch {
     }
 
     fn run(mut self, changes: &WeakSender<Change>) {
-        let mut failing = false;
         loop {
-            self.wait(if self.blind || failing { UNWATCHED } else { RESCAN });
+            self.wait(if self.blind || self.trouble.is_some() { UNWATCHED } else { RESCAN });
             let start = Instant::now();
-            let looked = self.look();
+            let is_new = self.refresh();
             let took = start.elapsed();
             let Some(changes) = changes.upgrade() else { return };
-            match looked {
-                Ok(found) if found == self.found => failing = false,
-                Ok(found) => {
-                    failing = false;
-                    self.found = found.clone();
-                    if changes.blocking_send(Change::Cgroups(found)).is_err() {
-                        return;
-                    }
-                }
-                Err(error) if !failing => {
-                    failing = true;
-                    warn!(root = %self.root.display(), %error, "the cgroups of Pods cannot be read; those known stay");
-                }
-                Err(_) => {}
+            if is_new && changes.blocking_send(Change::Cgroups(self.found.clone())).is_err() {
+                return;
             }
             drop(changes);
             thread::sleep(pause(took));
+        }
+    }
+
+    /// Looks again: whether something else is found.
+    fn refresh(&mut self) -> bool {
+        match self.look() {
+            Ok(found) => {
+                self.trouble = None;
+                let changed = found != self.found;
+                self.found = found;
+                changed
+            }
+            Err(error) => {
+                if self.trouble.is_none() {
+                    warn!(root = %self.root.display(), %error, "the cgroups of Pods cannot be read; those known stay");
+                }
+                self.trouble = Some(error);
+                false
+            }
         }
     }
 
@@ -239,7 +254,7 @@ mod tests {
         let make = |path: &str| fs::create_dir_all(root.path().join(path)).unwrap();
         make(&format!("kubepods/besteffort/pod{A}/c1"));
         make("system.slice/kubelet.service");
-        let watch = CgroupWatch::new(root.path().to_owned()).unwrap();
+        let watch = CgroupWatch::new(root.path().to_owned());
         assert_eq!(shown(watch.found()), [(A.to_owned(), vec![3])]);
         let (sender, mut changes) = mpsc::channel(8);
         watch.follow(&sender).unwrap();
@@ -259,7 +274,7 @@ mod tests {
         let root = TempDir::new().unwrap();
         let pod = root.path().join(format!("kubepods/pod{A}"));
         fs::create_dir_all(&pod).unwrap();
-        let mut watch = CgroupWatch::new(root.path().to_owned()).unwrap();
+        let mut watch = CgroupWatch::new(root.path().to_owned());
         let before = watch.found().clone();
         // The old one is kept, so that its number is not given away again.
         fs::rename(&pod, root.path().join("gone")).unwrap();
@@ -273,7 +288,7 @@ mod tests {
     fn a_directory_that_cannot_be_read_is_an_error_and_hides_no_pod() {
         let root = TempDir::new().unwrap();
         fs::create_dir_all(root.path().join(format!("kubepods/pod{A}"))).unwrap();
-        let mut watch = CgroupWatch::new(root.path().to_owned()).unwrap();
+        let mut watch = CgroupWatch::new(root.path().to_owned());
         // So deep that its path is too long for a call.
         let name = "d".repeat(255);
         let mut above = OwnedFd::from(fs::File::open(root.path()).unwrap());
@@ -305,13 +320,20 @@ mod tests {
     fn it_ends_with_the_others_that_send() {
         let root = TempDir::new().unwrap();
         let (sender, mut changes) = mpsc::channel(1);
-        CgroupWatch::new(root.path().to_owned()).unwrap().follow(&sender).unwrap();
+        CgroupWatch::new(root.path().to_owned()).follow(&sender).unwrap();
         drop(sender);
         assert!(changes.blocking_recv().is_none());
     }
 
     #[test]
-    fn without_a_root_there_is_an_error() {
-        assert!(CgroupWatch::new("/nonexistent".into()).is_err());
+    fn a_first_look_that_fails_is_said_and_made_up_for() {
+        let parent = TempDir::new().unwrap();
+        let root = parent.path().join("later");
+        let watch = CgroupWatch::new(root.clone());
+        assert!(watch.trouble().is_some() && watch.found().is_empty());
+        let (sender, mut changes) = mpsc::channel(8);
+        watch.follow(&sender).unwrap();
+        fs::create_dir_all(root.join(format!("kubepods/pod{A}"))).unwrap();
+        assert_eq!(next(&mut changes), [(A.to_owned(), vec![2])]);
     }
 }

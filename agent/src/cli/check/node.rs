@@ -32,16 +32,11 @@ pub(super) fn preconditions(config: &Config) -> Vec<Precondition> {
 /// Pods whose connects are known as theirs, of any set; `None` without a cgroup2 root, which is told already.
 fn local_pods() -> Option<Precondition> {
     let name = "Pods' cgroups";
-    let watch = match CgroupWatch::new(cgroup::find(None).ok()?) {
-        Ok(watch) => watch,
-        Err(error) => {
-            return Some(Precondition::warn(
-                name,
-                error.to_string(),
-                "let the agent read the directories there",
-            ));
-        }
-    };
+    let watch = CgroupWatch::new(cgroup::find(None).ok()?);
+    if let Some(error) = watch.trouble() {
+        let fix = "let the agent read the directories there";
+        return Some(Precondition::warn(name, error.to_string(), fix));
+    }
     let pods = many(watch.found().len(), "Pod");
     Some(if watch.is_blind() {
         let fix = "raise fs.inotify.max_user_watches and fs.inotify.max_user_instances";

@@ -103,13 +103,10 @@ impl Side {
     pub(super) fn cgroups(&self) -> Option<CgroupWatch> {
         let Self::Kernel { .. } = self else { return None };
         // Levels count from the real root, wherever the programs are attached.
-        let found = cgroup::find(None).map_err(|error| error.to_string());
-        let watch = found.and_then(|root| CgroupWatch::new(root).map_err(|error| error.to_string()));
-        watch
-            .inspect_err(
-                |why| warn!(%why, "no cgroups of Pods are known: their connects are steered by weight"),
-            )
-            .ok()
+        let root = cgroup::find(None).inspect_err(
+            |why| warn!(%why, "no cgroups of Pods are known: their connects are steered by weight"),
+        );
+        root.ok().map(CgroupWatch::new)
     }
 
     /// The lines of `kernel.trace`; once.

@@ -32,7 +32,7 @@ use super::{
 use crate::fatal::Indispensable;
 
 /// Objects in a page of a list.
-const PAGE: u32 = 500;
+const PAGE: u32 = 100;
 
 /// Longest time for a page, and for the head of a watch.
 pub(super) const ANSWER: Duration = Duration::from_secs(30);
