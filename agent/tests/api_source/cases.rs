@@ -41,7 +41,7 @@ async fn c10_only_lists_and_watches_are_asked_with_what_the_server_can_filter() 
     let filters =
         "labelSelector=disaggregatedset.x-k8s.io%2Fname%3Dmy-set%2Cdisaggregatedset.x-k8s.io%2Frevision";
     assert_eq!(server.asked(&[filters]), asked.len(), "{asked:?}");
-    assert_eq!(server.asked(&["limit=500"]), 1, "{asked:?}");
+    assert_eq!(server.asked(&["limit=100"]), 1, "{asked:?}");
 }
 
 #[tokio::test]

@@ -34,7 +34,7 @@ async fn a_cut_watch_goes_on_from_the_version_that_it_has_seen() {
         server.put("pods", decode(n));
         rig.until_counts(0, &[("a", 1, u32::from(n) + 1)]).await;
     }
-    assert_eq!(server.asked(&["limit=500"]), 1, "no new list was needed");
+    assert_eq!(server.asked(&["limit=100"]), 1, "no new list was needed");
 }
 
 #[tokio::test]
@@ -131,7 +131,7 @@ async fn the_server_may_be_away_at_first_and_go_away_later() {
     server.put("pods", decode(0));
     server.come_back().await;
     rig.until_counts(0, &[("a", 1, 1)]).await;
-    assert_eq!(server.asked(&["limit=500"]), 1, "the watch went on where it was");
+    assert_eq!(server.asked(&["limit=100"]), 1, "the watch went on where it was");
 }
 
 #[tokio::test]
@@ -149,12 +149,12 @@ async fn nothing_is_published_before_every_namespace_has_been_listed() {
 async fn a_long_list_comes_in_pages_and_starts_again_when_a_page_is_gone() {
     let server = Server::start().await;
     server.put("pods", prefill());
-    for n in 0..1200_u32 {
+    for n in 0..240_u32 {
         let [.., high, low] = n.to_be_bytes();
         server.put("pods", pod("llm", &format!("d-{n}"), "a", "decode", &format!("10.1.{high}.{low}")));
     }
     server.fault(|faults| faults.expire_pages = 1);
     let rig = Rig::start(&server, configuration(&SET, LLM)).await;
-    rig.until_counts(0, &[("a", 1, 1200)]).await;
-    assert_eq!(server.asked(&["limit=500"]), 1 + 1 + 3, "the first page, the refused one, and three pages");
+    rig.until_counts(0, &[("a", 1, 240)]).await;
+    assert_eq!(server.asked(&["limit=100"]), 1 + 1 + 3, "the first page, the refused one, and three pages");
 }

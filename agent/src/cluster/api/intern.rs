@@ -1,36 +1,49 @@
-//! Strings that many Pods have in common, kept once (P5): label keys, most label values, namespaces, nodes.
+//! What is kept once (P5): strings that many Pods have in common (label keys, most label values, namespaces, nodes), and
+//! Pods that a new list shows as they were.
 
-use std::{collections::HashSet, mem, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    mem,
+    sync::{Arc, Weak},
+};
 
 use super::object::Item;
 use crate::cluster::Pod;
 
-/// Fewer strings than this are never looked through for those that nobody has any more.
+/// Fewer entries than this are never looked through for those that nobody has any more.
 const LEAST_SWEPT: usize = 4096;
 
-/// The strings.
+/// What is known.
 #[derive(Debug, Default)]
 pub(super) struct Interner {
     known: HashSet<Arc<str>>,
+    /// By UID.
+    pods: HashMap<Arc<str>, Weak<Pod>>,
     /// At that many they are looked through.
     sweep_at: usize,
 }
 
 impl Interner {
-    /// Makes an object's strings those that are known, before anybody shares it.
+    /// Makes an object, or else its strings, those that are known, before anybody shares it.
     pub(super) fn share(&mut self, item: &mut Item) {
-        if let Item::Pod(pod) = item
-            && let Some(pod) = Arc::get_mut(pod)
-        {
-            self.share_pod(pod);
+        let Item::Pod(pod) = item else { return };
+        if self.known.len() + self.pods.len() >= self.sweep_at {
+            self.pods.retain(|_, pod| pod.strong_count() > 0);
+            self.known.retain(|text| Arc::strong_count(text) > 1);
+            self.sweep_at = LEAST_SWEPT.max(2 * (self.known.len() + self.pods.len()));
         }
+        let same = self.pods.get(&pod.key.uid).and_then(Weak::upgrade).filter(|known| known == pod);
+        if let Some(same) = same {
+            *pod = same;
+            return;
+        }
+        if let Some(pod) = Arc::get_mut(pod) {
+            self.share_strings(pod);
+        }
+        self.pods.insert(Arc::clone(&pod.key.uid), Arc::downgrade(pod));
     }
 
-    fn share_pod(&mut self, pod: &mut Pod) {
-        if self.known.len() >= self.sweep_at {
-            self.known.retain(|text| Arc::strong_count(text) > 1);
-            self.sweep_at = LEAST_SWEPT.max(2 * self.known.len());
-        }
+    fn share_strings(&mut self, pod: &mut Pod) {
         let labels = mem::take(&mut pod.labels);
         pod.labels = labels.into_iter().map(|(key, value)| (self.one(key), self.one(value))).collect();
         pod.key.namespace = self.one(Arc::clone(&pod.key.namespace));
@@ -57,7 +70,7 @@ mod tests {
     use crate::cluster::{api::object::Object, manifest::PodObject};
 
     fn pod(name: &str) -> Item {
-        let object = json!({"metadata": {"name": name, "labels": {"app": "llm", "pod": name}}});
+        let object = json!({"metadata": {"name": name, "uid": name, "labels": {"app": "llm", "pod": name}}});
         serde_json::from_value::<PodObject>(object).unwrap().into_item().unwrap()
     }
 
@@ -79,6 +92,20 @@ mod tests {
             drop(shared(&mut interner, &n.to_string()));
         }
         assert!(interner.known.len() <= LEAST_SWEPT + 8, "{}", interner.known.len());
+        assert!(interner.pods.len() <= LEAST_SWEPT + 8, "{}", interner.pods.len());
         assert!(interner.known.contains("llm"));
+    }
+
+    #[test]
+    fn a_pod_that_is_as_it_was_is_the_same_one() {
+        let mut interner = Interner::default();
+        let before = shared(&mut interner, "a");
+        assert!(Arc::ptr_eq(&before, &shared(&mut interner, "a")));
+        let Item::Pod(mut other) = pod("a") else { panic!("a Pod") };
+        Arc::get_mut(&mut other).unwrap().ready = true;
+        let mut changed = Item::Pod(Arc::clone(&other));
+        interner.share(&mut changed);
+        assert_eq!(changed, Item::Pod(other));
+        assert!(!Arc::ptr_eq(&before, &shared(&mut interner, "a")), "the last one counts");
     }
 }

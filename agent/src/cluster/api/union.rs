@@ -162,15 +162,9 @@ impl Region {
     fn hear(&mut self, said: Said) -> Option<Change> {
         match said {
             Said::Listed(items) => {
-                let mut known = mem::take(&mut self.pods);
+                self.pods.clear();
                 self.object = None;
-                for mut item in items {
-                    // One that is as it was is shared with the state, not held twice.
-                    if let Item::Pod(pod) = &mut item
-                        && let Some(same) = known.remove(&name_of(pod)).filter(|known| known == pod)
-                    {
-                        *pod = same;
-                    }
+                for item in items {
                     self.set(item);
                 }
                 None
