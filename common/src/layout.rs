@@ -14,10 +14,10 @@ use bytemuck::{Pod, Zeroable};
 use crate::{address::Address, pick::LastDraws};
 
 /// The version of this layout; part of the pin directory's name, so two layouts never share a pin.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// The directory for pins, below the bpffs mount.
-pub const PIN_DIRECTORY: &str = "revgate/v3";
+pub const PIN_DIRECTORY: &str = "revgate/v4";
 
 /// Most sets (DisaggregatedSets) on one agent.
 pub const MAX_SETS: usize = 64;
@@ -29,6 +29,8 @@ pub const MAX_ROLES: usize = 16;
 pub const MAX_ENDPOINTS: usize = 16_384;
 /// Most endpoints with connection counts at a time.
 pub const MAX_CONNECTION_ENTRIES: usize = 65_536;
+/// Most TCP sockets whose [`Peer`] is in [`map::PEERS`]; the others have it in socket storage. A power of two.
+pub const MAX_PEERS: usize = 16_384;
 /// Most cgroup levels at which Pods' cgroups are looked for. The kubelet uses two or three: one for guaranteed Pods
 /// and one for the others, below whatever the node itself runs in.
 pub const SOURCE_LEVELS: usize = 4;
@@ -49,8 +51,11 @@ pub mod map {
     pub const SOURCES: &str = "SOURCES";
     /// Socket storage, written by the agent only: [`Pin`](super::Pin).
     pub const PINS: &str = "PINS";
-    /// Socket storage, written by the kernel programs only: [`Peer`](super::Peer).
+    /// Array of [`Peer`](super::Peer), for TCP sockets, written by the kernel programs only.
     pub const PEERS: &str = "PEERS";
+    /// Socket storage, for UDP sockets and where the array is full, written by the kernel programs only:
+    /// [`Peer`](super::Peer).
+    pub const STORED_PEERS: &str = "STORED_PEERS";
     /// Per-CPU array of `u64`, indexed by [`Counter`](crate::counter::Counter).
     pub const COUNTERS: &str = "COUNTERS";
     /// Per-CPU hash, [`ConnectionKey`](super::ConnectionKey) to [`Connections`](super::Connections).
@@ -66,13 +71,14 @@ pub mod map {
     pub const EVENT_ACCOUNTS: &str = "EVENT_ACCOUNTS";
 
     /// Every map of the object.
-    pub const ALL: [&str; 12] = [
+    pub const ALL: [&str; 13] = [
         SETS,
         VIPS,
         MEMBERS,
         SOURCES,
         PINS,
         PEERS,
+        STORED_PEERS,
         COUNTERS,
         CONNECTIONS,
         SETTINGS,
@@ -238,32 +244,42 @@ pub struct Pin {
     pub epoch: u32,
 }
 
-/// [`Peer::flags`]: `getpeername` answers the VIP (an ordinary client), not the endpoint (a pinned socket).
-pub const PEER_HIDDEN: u16 = 1;
-/// [`Peer::flags`]: the connection was counted as opened.
-pub const PEER_COUNTED: u16 = 2;
-
 /// [`Peer::slot`] and [`ConnectionKey::slot`] of a connection that was steered with [`SET_UNGATED`], to any revision.
 pub const ANY_SLOT: u16 = u16::MAX;
+
+/// [`Peer::state`]: `getpeername` answers the VIP (an ordinary client), not the endpoint (a pinned socket).
+pub const PEER_HIDDEN: u64 = 1;
+/// [`Peer::state`]: the connection was counted as opened.
+pub const PEER_COUNTED: u64 = 2;
+/// Where in [`Peer::state`] the time begins until which the place is nobody else's, in units of two to the power of
+/// [`PEER_CLOCK_SHIFT`] nanoseconds of `CLOCK_MONOTONIC_COARSE`.
+pub const PEER_UNTIL_SHIFT: u32 = 32;
+/// A unit is 1.07 s.
+pub const PEER_CLOCK_SHIFT: u32 = 30;
+/// [`Peer::state`]: until the end of the connection, which TCP tells.
+pub const PEER_UNTIL_END: u64 = 0xffff_ffff << PEER_UNTIL_SHIFT;
+/// Units for which a place is kept for a connect of which TCP has not told: 4.6 minutes. TCP begins at once, or the
+/// connect fails; only `TCP_FASTOPEN_CONNECT` lets it wait for the first write.
+pub const PEER_WAITS: u64 = 256;
 
 /// What a steered socket dialled and where it went.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 pub struct Peer {
-    /// The VIP that the socket dialled.
-    pub vip: Address,
-    /// The endpoint that it was steered to.
-    pub endpoint: Address,
+    /// The socket's cookie, in [`map::PEERS`]. The kernel gives none twice.
+    pub cookie: u64,
+    /// [`PEER_HIDDEN`], [`PEER_COUNTED`] and until when: one word, which changes at once. 0: nobody's.
+    pub state: u64,
     /// Index into `SETS`.
     pub set: u16,
     /// The revision's slot.
     pub slot: u16,
     /// The revision's epoch.
     pub epoch: u32,
-    /// [`PEER_HIDDEN`], [`PEER_COUNTED`].
-    pub flags: u16,
-    /// Always 0.
-    pub zero: u16,
+    /// The endpoint that it was steered to.
+    pub endpoint: Address,
+    /// The VIP that the socket dialled.
+    pub vip: Address,
 }
 
 /// An endpoint as a tenant of its slot: the key of its connection counts.
@@ -370,6 +386,8 @@ const _: () = {
         "the directory's name has the version"
     );
     assert!(size_of::<SetTable>().is_multiple_of(8));
+    assert!(size_of::<Peer>() == 64, "as large as a cache line");
+    assert!(MAX_PEERS.is_power_of_two());
     assert!(size_of::<SetTable>() < 400 * 1024);
     assert!(MAX_ENDPOINTS.is_power_of_two() && MAX_ENDPOINTS <= u16::MAX as usize);
     assert!(MAX_SETS < 255, "no anchor is at the address of the probe");

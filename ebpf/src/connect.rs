@@ -15,10 +15,11 @@ use revgate_common::{
 use crate::{
     caller, ctx6, fate,
     maps::{self, Published},
+    peers,
 };
 
 /// `IPPROTO_TCP`.
-const TCP: u32 = 6;
+pub(crate) const TCP: u32 = 6;
 /// `IPPROTO_UDP`.
 const UDP: u32 = 17;
 /// `IPPROTO_MPTCP`.
@@ -82,11 +83,10 @@ enum Next {
 
 #[inline(always)]
 fn run(ctx: &SockAddrContext, to: &Address, family: Family) -> Next {
+    // First: where that is in memory is fetched while the tables are read.
+    let _ = peers::forget(ctx.sock_addr);
     let refused = match decide::decide(&Published, &Live { ctx }, to, family) {
-        Verdict::Pass => {
-            maps::forget_peer(ctx);
-            return Next::Go;
-        }
+        Verdict::Pass => return Next::Go,
         Verdict::Steer(steer) => {
             let tenant = fate::tenant(steer.set, steer.slot, steer.epoch);
             let _ = fate::steered(ctx.sock_addr, to, &raw const steer.endpoint, tenant, steer.how as u32);

@@ -18,9 +18,7 @@ use revgate_common::{
 
 use crate::{
     connect::{FAIL, GO},
-    events,
-    maps::{self, PEERS},
-    trace,
+    events, maps, peers, trace,
 };
 
 /// A tenant of a slot in one number.
@@ -44,16 +42,13 @@ pub(crate) extern "C" fn steered(
     maps::count(trace::decided(vip, how));
     // SAFETY: the caller hands over its own addresses; the verifier asks for the check.
     let (Some(vip), Some(endpoint)) = (unsafe { (vip.as_ref(), endpoint.as_ref()) }) else { return GO };
-    // SAFETY: the socket is the context's own, and the pointer is checked; only a connect writes it, and a socket
-    // connects in one place at a time.
-    let peer = unsafe { PEERS.get_or_insert_ptr_mut(&SockAddrContext::new(ctx), None).as_mut() };
-    let Some(peer) = peer else { return GO };
+    let Some((peer, until)) = peers::take(ctx) else { return GO };
     put(&mut peer.vip, vip);
     put(&mut peer.endpoint, endpoint);
     peer.set = tenant as u16;
     peer.slot = (tenant >> 16) as u16;
     peer.epoch = (tenant >> 32) as u32;
-    peer.flags = if decide::hides(how) { PEER_HIDDEN } else { 0 };
+    peer.state = if decide::hides(how) { until | PEER_HIDDEN } else { until };
     GO
 }
 
@@ -73,7 +68,6 @@ fn put(to: &mut Address, from: &Address) {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn refused(ctx: *mut bpf_sock_addr, to: *const Address, outcome: u32) -> i32 {
     let ctx = SockAddrContext::new(ctx);
-    maps::forget_peer(&ctx);
     // SAFETY: the caller hands over its own address; the verifier asks for the check.
     if let Some(to) = unsafe { to.as_ref() } {
         events::tell(&ctx, to, outcome);

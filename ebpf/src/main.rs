@@ -7,11 +7,12 @@
 //! | `count` | TCP state changes | [`count`] |
 //! | `decide` | none: runs a decision for tests (`BPF_PROG_TEST_RUN` does not know the connect hooks) | [`twin`] |
 //!
-//! Who is calling is in [`caller`], what follows a decision in [`fate`], its traces in [`events`] and, for diagnosis,
+//! Who is calling is in [`caller`], what follows a decision in [`fate`], its traces in [`peers`], [`events`] and, for diagnosis,
 //! [`trace`]. What is decided is in `revgate_common::decide`; here is how the kernel is asked and told. Entry points return
 //! what the hook expects: 1 goes on, 0 fails with the set return value.
 #![no_std]
 #![no_main]
+#![feature(asm_experimental_arch)]
 #![warn(unused_results)]
 #![expect(
     clippy::inline_always,
@@ -28,6 +29,7 @@ mod events;
 mod fate;
 mod maps;
 mod peer;
+mod peers;
 mod trace;
 mod twin;
 

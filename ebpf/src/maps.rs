@@ -12,7 +12,7 @@ use revgate_common::{
     decide::Tables,
     layout::{
         ConnectionKey, Connections, EVENT_BYTES, Event, EventAccount, FENCE_OFF, MAX_CONNECTION_ENTRIES,
-        MAX_SETS, Member, Peer, Pin, SetTable, Settings, Source, TABLE_FLAGS, Vip,
+        MAX_PEERS, MAX_SETS, Member, Peer, Pin, SetTable, Settings, Source, TABLE_FLAGS, Vip,
     },
 };
 
@@ -32,7 +32,9 @@ static SOURCES: ArrayOfMaps<Table<u64, Source>, 1> = ArrayOfMaps::new();
 #[btf_map]
 static PINS: SkStorage<Pin> = SkStorage::new();
 #[btf_map]
-pub(crate) static PEERS: SkStorage<Peer> = SkStorage::new();
+pub(crate) static PEERS: Array<Peer, MAX_PEERS> = Array::new();
+#[btf_map]
+pub(crate) static STORED_PEERS: SkStorage<Peer> = SkStorage::new();
 #[btf_map]
 static COUNTERS: PerCpuArray<u64, { Counter::ALL.len() }> = PerCpuArray::new();
 #[btf_map]
@@ -121,11 +123,4 @@ pub(crate) fn event_account<'a>() -> Option<&'a mut EventAccount> {
 pub(crate) fn pin<'a>(ctx: &SockAddrContext) -> Option<&'a Pin> {
     // SAFETY: the socket is the context's own. The agent does not write a pin while its socket connects.
     unsafe { PINS.get_ptr_mut(ctx).as_ref() }
-}
-
-/// Forgets where a socket was steered before, if it was.
-#[inline(always)]
-pub(crate) fn forget_peer(ctx: &SockAddrContext) {
-    // SAFETY: the socket is the context's own. Deleting what is not there fails, and that is as good.
-    let _ = unsafe { PEERS.delete((*ctx.sock_addr).__bindgen_anon_1.sk) };
 }

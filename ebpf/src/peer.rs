@@ -3,10 +3,10 @@
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use revgate_common::{
     address::{self, Address},
-    layout::{PEER_HIDDEN, Peer},
+    layout::PEER_HIDDEN,
 };
 
-use crate::{ctx6, maps::PEERS};
+use crate::{ctx6, peers};
 
 /// The only answer that these hooks allow.
 const GO: i32 = 1;
@@ -39,7 +39,6 @@ fn getpeername6(ctx: SockAddrContext) -> i32 {
 /// another connect the kernel may show another peer.
 #[inline(always)]
 fn dialled<'a>(ctx: &SockAddrContext, shown: &Address) -> Option<&'a Address> {
-    // SAFETY: the socket is the context's own, and the pointer is checked.
-    let peer: &Peer = unsafe { PEERS.get_ptr_mut(ctx).as_ref()? };
-    (peer.flags & PEER_HIDDEN != 0 && peer.endpoint == *shown).then_some(&peer.vip)
+    let peer = peers::of(ctx.sock_addr)?;
+    (peer.state & PEER_HIDDEN != 0 && peer.endpoint == *shown).then_some(&peer.vip)
 }

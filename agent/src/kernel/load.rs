@@ -7,7 +7,7 @@
 use std::{
     fs::File,
     io,
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
 };
 
@@ -16,11 +16,19 @@ use revgate_common::layout::map;
 
 use super::{
     KernelError, cgroup,
-    object::{HOOKS, Hook},
+    object::{COUNT, HOOKS, Hook},
     pins::Pins,
     sys,
     takeover::{Left, Takeover},
 };
+
+/// Lets go of the places of TCP sockets where nobody may have heard of their ends: they would be taken for ever.
+pub(super) fn forget_unheard(pins: &Pins, path: &Path) -> Result<(), KernelError> {
+    if live_link(pins, COUNT, cgroup::id(path)?)?.is_none() {
+        pins.drop_map(map::PEERS)?;
+    }
+    Ok(())
+}
 
 /// Loads an object: maps are opened where they are pinned, and else made and pinned.
 pub(super) fn load(object: &[u8], pins: &Pins) -> Result<Ebpf, KernelError> {
@@ -95,12 +103,16 @@ fn refused(hook: &Hook, cgroup: &Path, source: io::Error) -> KernelError {
 /// Replaces the program of the pinned link. False: there is no link, or it is of no use.
 fn update(pins: &Pins, program: &str, cgroup: u64, fd: BorrowedFd<'_>) -> Result<bool, KernelError> {
     let failed = |source| KernelError::Pin { action: "update", path: pins.link(program), source };
-    let Some(link) = pins.open_link(program)? else { return Ok(false) };
-    if pins.link_info(program, link.as_fd())?.is_none_or(|info| info.cgroup != cgroup) {
-        return Ok(false);
-    }
+    let Some(link) = live_link(pins, program, cgroup)? else { return Ok(false) };
     sys::link_update(link.as_fd(), fd).map_err(failed)?;
     Ok(true)
+}
+
+/// The pinned link of a program, if it is to this cgroup.
+fn live_link(pins: &Pins, program: &str, cgroup: u64) -> Result<Option<OwnedFd>, KernelError> {
+    let Some(link) = pins.open_link(program)? else { return Ok(None) };
+    let info = pins.link_info(program, link.as_fd())?;
+    Ok(info.is_some_and(|info| info.cgroup == cgroup).then_some(link))
 }
 
 /// Hands a program to the verifier, once.

@@ -4,8 +4,8 @@ use revgate_common::{
     address::Address,
     counter::Counter,
     layout::{
-        self, ConnectionKey, Connections, EVENT_BYTES, EventAccount, MAX_CONNECTION_ENTRIES, MAX_SETS,
-        Member, Peer, Pin, SetTable, Settings, Source, Vip,
+        self, ConnectionKey, Connections, EVENT_BYTES, EventAccount, MAX_CONNECTION_ENTRIES, MAX_PEERS,
+        MAX_SETS, Member, Peer, Pin, SetTable, Settings, Source, Vip,
     },
 };
 
@@ -34,12 +34,15 @@ pub(super) struct Hook {
     pub(super) attach_type: u32,
 }
 
+/// The program that hears of the ends of connections.
+pub(super) const COUNT: &str = "count";
+
 /// Every program that is attached. `getpeername` and counting first: a connect that is steered is then hidden and
 /// counted from the start.
 pub(super) const HOOKS: [Hook; 5] = [
     Hook { program: "getpeername4", attach_type: 29 },
     Hook { program: "getpeername6", attach_type: 30 },
-    Hook { program: "count", attach_type: 3 },
+    Hook { program: COUNT, attach_type: 3 },
     Hook { program: "connect4", attach_type: 10 },
     Hook { program: "connect6", attach_type: 11 },
 ];
@@ -66,13 +69,14 @@ const NO_PREALLOC: u32 = 1;
 pub(super) fn shape(map: &str) -> Option<Shape> {
     use layout::map::{
         CONNECTIONS, COUNTERS, EVENT_ACCOUNTS, EVENTS, LEASE, MEMBERS, PEERS, PINS, SETS, SETTINGS, SOURCES,
-        VIPS,
+        STORED_PEERS, VIPS,
     };
     let (map_type, key, value, entries, flags) = match map {
         SETS => (12, 4, 4, MAX_SETS, 0),
         VIPS | MEMBERS | SOURCES => (12, 4, 4, 1, 0),
         PINS => (24, 4, size_of::<Pin>(), 0, NO_PREALLOC),
-        PEERS => (24, 4, size_of::<Peer>(), 0, NO_PREALLOC),
+        PEERS => (2, 4, size_of::<Peer>(), MAX_PEERS, 0),
+        STORED_PEERS => (24, 4, size_of::<Peer>(), 0, NO_PREALLOC),
         COUNTERS => (6, 4, size_of::<u64>(), Counter::ALL.len(), 0),
         CONNECTIONS => {
             (5, size_of::<ConnectionKey>(), size_of::<Connections>(), MAX_CONNECTION_ENTRIES, NO_PREALLOC)

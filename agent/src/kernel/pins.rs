@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <bpffs>/revgate/            locked by the agent that runs
-//!                 v3/maps/      the maps of the object, by name
+//!                 v4/maps/      the maps of the object, by name
 //!                    links/     what is attached
 //!                    programs/  what the links run
 //!                    tables/    the inner maps: vips, members, sources, set-0 ..
@@ -191,6 +191,11 @@ impl Pins {
     pub(super) fn link_id(&self, program: &str) -> Result<Option<u32>, KernelError> {
         let Some(link) = self.open_link(program)? else { return Ok(None) };
         Ok(self.link_info(program, link.as_fd())?.map(|info| info.id))
+    }
+
+    /// Forgets a map of the object, if there is one: programs that run keep theirs.
+    pub(super) fn drop_map(&self, name: &str) -> Result<(), KernelError> {
+        remove(&self.map(name))
     }
 
     /// Forgets an inner map, if there is one.
