@@ -23,10 +23,10 @@ demo-cluster: ## A cluster with revgate on it, to look at until Ctrl-C; as root
 	REVGATE_CLUSTER=$$cluster REVGATE_REQUIRE=node $(CARGO) run -p revgate-tests --bin revgate-cluster
 
 test: ## Run all tests; as root with the kernel programs
-	@.ci/setup test
-	@# Where the kernel programs can run, a test of theirs that is skipped is a failure.
-	@require=$${REVGATE_REQUIRE-$$(.ci/setup ready && echo bpf)}; \
-	[ -n "$$require" ] || echo "test: NO KERNEL PROGRAMS HERE: their tests are skipped; what is missing stands above"; \
+	@.ci/setup test envoy
+	@# Where the kernel programs can run, a test of theirs that is skipped is a failure. So it is with Envoy.
+	@require=$${REVGATE_REQUIRE-$$(.ci/setup ready && echo bpf),$$([ ! -x target/envoy-venv/bin/envoy ] || echo envoy)}; \
+	.ci/setup ready || echo "test: NO KERNEL PROGRAMS HERE: their tests are skipped; what is missing stands above"; \
 	REVGATE_REQUIRE=$$require $(CARGO) test --no-fail-fast $(ARGS)
 
 test-cluster: ## Run the tests on a real API server and a real node; as root
@@ -35,8 +35,8 @@ test-cluster: ## Run the tests on a real API server and a real node; as root
 	PATH=$$cluster:$$PATH REVGATE_CLUSTER=$$cluster REVGATE_REQUIRE=$${REVGATE_REQUIRE-bpf,apiserver,node,kubectl,helm} \
 	$(CARGO) test -p revgate-tests --no-fail-fast --test deploy --test 'apiserver_*' --test 'node_*' $(ARGS)
 
-bench: ## Measure revgate beside nginx and HAProxy (ARGS=--quick for a short run)
-	@.ci/setup bench
+bench: ## Measure revgate beside nginx and HAProxy, and behind Envoy (ARGS=--quick for a short run)
+	@.ci/setup bench envoy
 	$(CARGO) build --release --bin revgate --bin revgate-bench
 	target/release/revgate-bench $(ARGS)
 

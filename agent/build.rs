@@ -1,6 +1,6 @@
-//! Builds the kernel object and hands it to `src/kernel/object.rs`.
+//! Builds the kernel object and hands it to `src/kernel/object.rs`, and the messages of `proto/` for `src/extproc.rs`.
 //!
-//! It needs another compiler than the agent: a nightly of rustup with `rust-src` (for `core` on the BPF target), or
+//! The object needs another compiler than the agent: a nightly of rustup with `rust-src` (for `core` on the BPF target), or
 //! Debian's `rustc-web`, which brings that `core` ready-made; and `bpf-linker`. Where they are missing the agent is
 //! still built, without the object, and says so once here and again when it starts. `REVGATE_REQUIRE` with `bpf` in
 //! its list makes that a failure. Code that does not compile is a failure always.
@@ -22,19 +22,33 @@ const REQUIRE: &str = "REVGATE_REQUIRE";
 const OBJECTS: [(&str, &str); 2] = [("revgate.bpf.o", ""), ("revgate-trace.bpf.o", "trace")];
 
 fn main() -> ExitCode {
-    for path in ["../ebpf", "../common/src", "../common/Cargo.toml", "../Cargo.toml", "../Cargo.lock"] {
+    for path in
+        ["proto", "../ebpf", "../common/src", "../common/Cargo.toml", "../Cargo.toml", "../Cargo.lock"]
+    {
         println!("cargo::rerun-if-changed={path}");
     }
     for variable in [TOOLCHAIN, REQUIRE, "PATH"] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
-    match run() {
+    match messages().and_then(|()| run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             eprintln!("{message}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// The protocols that `proto/` holds.
+const PROTOCOLS: [&str; 2] =
+    ["envoy/service/ext_proc/v3/external_processor.proto", "grpc/health/v1/health.proto"];
+
+/// Compiles them by `protox`, in Rust: no `protoc` has to be there. Bodies are `Bytes`, slices of what was received.
+fn messages() -> Result<(), String> {
+    let files = protox::compile(PROTOCOLS, ["proto"]).map_err(|e| format!("proto: {e}"))?;
+    let mut config = prost_build::Config::new();
+    config.bytes(["."]).include_file("protocols.rs");
+    config.compile_fds(files).map_err(|e| format!("proto: {e}"))
 }
 
 fn run() -> Result<(), String> {

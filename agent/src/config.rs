@@ -175,6 +175,21 @@ pub enum Serves {
     Role(usize),
     /// Pairs of endpoints: a prefill leg and a decode leg for each request.
     Pair(PairConfig),
+    /// A proxy that asks which endpoint to take, by the endpoint picker protocol.
+    Picker(PickerConfig),
+}
+
+/// How an endpoint picker picks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PickerConfig {
+    /// Index of the role of the destination.
+    pub decode: usize,
+    /// Index of the role of the prefill endpoint that is named besides; none: there is only the destination.
+    pub prefill: Option<usize>,
+    /// Whose clients' routing headers are believed, by the address of the proxy that asks.
+    pub trust: Trust,
+    /// How many endpoints are named at most: the destination, and those to try after it.
+    pub endpoints: usize,
 }
 
 /// How a listener runs the two legs of a request.

@@ -14,6 +14,7 @@
 pub mod cli;
 pub mod cluster;
 pub mod config;
+pub mod extproc;
 pub mod fatal;
 pub mod gating;
 pub mod kernel;

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Each `worker` is a thread that does all of this for its own connections. `headers` says what a request asks
-//! for and what is not passed on, [`error`] why one is refused, [`metrics`] what is counted.
+//! for and what is not passed on, `picker` answers a proxy that asks which endpoint to take, [`error`] why one is refused, [`metrics`] what is counted.
 
 mod accept;
 mod access;
@@ -25,6 +25,7 @@ mod link;
 mod listener;
 pub mod metrics;
 mod pair;
+mod picker;
 mod reply;
 mod room;
 mod table;
@@ -39,7 +40,10 @@ use std::{
     io,
     net::{SocketAddr, TcpListener},
     num::NonZero,
-    sync::{Arc, atomic::AtomicUsize},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
     thread,
     time::Duration,
 };
@@ -135,6 +139,7 @@ impl Proxy {
             clock: Clock::start(),
             metrics,
             requests: AtomicUsize::new(0),
+            draining: AtomicBool::new(false),
             connections: Room::new(http.max_connections),
         });
         let count = if http.workers == 0 {
@@ -162,7 +167,7 @@ impl Proxy {
     /// Requests in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.shared.requests.load(std::sync::atomic::Ordering::Relaxed)
+        self.shared.requests.load(Relaxed)
     }
 
     /// Adopts another configuration: opens new listeners, lets those that are gone or changed finish what they have
@@ -210,6 +215,7 @@ impl Proxy {
     /// Ends politely: accepts until `delay` has passed, then lets every request finish until `deadline` has passed
     /// since the call, and breaks what is left. True when nothing was.
     pub async fn drain(mut self, shutdown: &ShutdownConfig) -> bool {
+        self.shared.draining.store(true, Relaxed);
         let politely = async {
             tokio::time::sleep(shutdown.delay).await;
             // The workers' sockets are then the last ones: what they close refuses new connections.

@@ -1,9 +1,11 @@
-//! Listeners that serve pairs, in files (F3, F4).
+//! Listeners that serve pairs or pick them, in files (F3, F4).
 #![cfg(test)]
 
 use std::{path::Path, time::Duration};
 
-use revgate::config::{ConfigError, ConnectorKind, Loaded, PairConfig, Serves, Trust, load, parse};
+use revgate::config::{
+    ConfigError, ConnectorKind, Loaded, PairConfig, PickerConfig, Serves, Trust, load, parse,
+};
 
 fn parsed(agent: &str) -> Result<Loaded, ConfigError> {
     let text = format!(
@@ -56,6 +58,37 @@ fn every_field_of_a_pair_is_read() {
 }
 
 #[test]
+fn e1_a_picker_needs_no_word_more_and_listens_where_gateways_expect_it() {
+    let read = |entry: &str| {
+        let loaded = parsed(&format!("listeners: [{entry}]")).unwrap();
+        let listener = loaded.config.agent.listeners[0].clone();
+        let Serves::Picker(picker) = listener.serves else { panic!("{listener:?}") };
+        (listener.name.to_string(), listener.address.to_string(), picker)
+    };
+    let pairs = PickerConfig { decode: 1, prefill: Some(0), trust: Trust::Never, endpoints: 1 };
+    assert_eq!(
+        read("{endpointPicker: {}}"),
+        ("endpoint-picker".into(), "0.0.0.0:9002".into(), pairs.clone())
+    );
+    let (name, address, picker) =
+        read("{name: p, address: '127.0.0.1:1', role: decode, endpointPicker: {endpoints: 2}}");
+    let alone = PickerConfig { prefill: None, trust: Trust::Always, endpoints: 2, ..pairs };
+    assert_eq!(
+        (&*name, &*address, picker),
+        ("p", "127.0.0.1:1", alone),
+        "who asks for one role is a coordinator"
+    );
+}
+
+#[test]
+fn every_field_of_a_picker_is_read() {
+    let file = format!("{}/tests/fixtures/config/full.yaml", env!("CARGO_MANIFEST_DIR"));
+    let loaded = load(Path::new(&file), None).unwrap();
+    let picker = PickerConfig { decode: 0, prefill: Some(2), trust: Trust::Always, endpoints: 3 };
+    assert_eq!(loaded.config.agent.listeners[4].serves, Serves::Picker(picker));
+}
+
+#[test]
 fn the_files_of_llm_d_md_load_without_a_warning() {
     let page = std::fs::read_to_string(format!("{}/../docs/llm-d.md", env!("CARGO_MANIFEST_DIR"))).unwrap();
     let blocks = page.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
@@ -93,6 +126,22 @@ fn f4_bad_pairs_are_refused() {
         (
             "listeners: [{address: '1.2.3.4:1', pair: {trust: [10.0.0.0/8, never]}}]",
             "listeners[0].pair.trust[1]: bad network `never`",
+        ),
+        (
+            "listeners: [{endpointPicker: {}, pair: {}}]",
+            "listeners[0].pair: a listener has a `pair` or an `endpointPicker`, not both",
+        ),
+        (
+            "listeners: [{endpointPicker: {prefill: a}, role: a}]",
+            "listeners[0].endpointPicker.prefill: a listener with a `role` names that role alone",
+        ),
+        (
+            "listeners: [{endpointPicker: {prefill: a, decode: a}}]",
+            "listeners[0].endpointPicker: `prefill` and `decode` are the same role",
+        ),
+        (
+            "listeners: [{endpointPicker: {}}, {address: '127.0.0.1:9002', role: a}]",
+            "listeners[1].address: `127.0.0.1:9002` is taken by a listener on `0.0.0.0:9002`",
         ),
     ] {
         let error = parsed(agent).expect_err(agent).to_string();

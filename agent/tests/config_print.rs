@@ -11,8 +11,9 @@ use std::{
 use proptest::{collection, option, prelude::*, sample::select};
 use revgate::config::{
     AgentConfig, AgentGone, Config, ConnectorKind, FenceMode, GatingMode, HeaderSelector, HttpConfig,
-    KernelConfig, KernelMode, ListenerConfig, LogConfig, LogFormat, PairConfig, PortRef, SelectorMode,
-    Serves, SetConfig, ShutdownConfig, SourceConfig, TlsConfig, Trust, VipAddress, VipConfig, parse, print,
+    KernelConfig, KernelMode, ListenerConfig, LogConfig, LogFormat, PairConfig, PickerConfig, PortRef,
+    SelectorMode, Serves, SetConfig, ShutdownConfig, SourceConfig, TlsConfig, Trust, VipAddress, VipConfig,
+    parse, print,
 };
 
 /// Text that is hard for YAML: it looks like something else, or needs escapes.
@@ -152,15 +153,31 @@ fn pair() -> impl Strategy<Value = PairConfig> {
     })
 }
 
-/// Listeners on every role of every set, in an order that makes the roles come in theirs, and one on a pair.
-fn listeners(sets: &[SetConfig], pair: PairConfig, tls: Option<&TlsConfig>) -> Vec<ListenerConfig> {
+fn picker() -> impl Strategy<Value = PickerConfig> {
+    let trust = select(vec![Trust::Never, Trust::Always]);
+    let pairs = any::<bool>().prop_map(|pairs| pairs.then_some(1));
+    (pairs, trust, 1..=16_usize).prop_map(|(prefill, trust, endpoints)| PickerConfig {
+        decode: 0,
+        prefill,
+        trust,
+        endpoints,
+    })
+}
+
+/// Listeners on every role of every set, in an order that makes the roles come in theirs, one on a pair, and a picker.
+fn listeners(
+    sets: &[SetConfig],
+    pair: PairConfig,
+    picker: PickerConfig,
+    tls: Option<&TlsConfig>,
+) -> Vec<ListenerConfig> {
     let places = sets
         .iter()
         .enumerate()
         .flat_map(|(set, config)| (0..config.roles.len()).map(move |role| (set, role)));
     places
         .map(|(set, role)| (set, Serves::Role(role)))
-        .chain([(0, Serves::Pair(pair))])
+        .chain([(0, Serves::Pair(pair)), (0, Serves::Picker(picker))])
         .zip(1..)
         .map(|((set, serves), port)| ListenerConfig {
             name: format!("{port}").into(),
@@ -198,12 +215,12 @@ fn config() -> impl Strategy<Value = Config> {
     let log =
         (select(vec![LogFormat::Text, LogFormat::Json]), select(vec!["off", "info", "revgate=debug,warn"]))
             .prop_map(|(format, filter)| LogConfig { format, filter: filter.to_owned() });
-    (sets, option::of(hard_text()), hard_text(), tls, pair(), kernel, http(), shutdown, log).prop_map(
-        |(sets, node, source, tls, pair, kernel, http, shutdown, log)| Config {
+    (sets, option::of(hard_text()), hard_text(), tls, (pair(), picker()), kernel, http(), shutdown, log)
+        .prop_map(|(sets, node, source, tls, (pair, picker), kernel, http, shutdown, log)| Config {
             agent: AgentConfig {
                 node: node.map(Into::into),
                 source: SourceConfig::File { path: source.into() },
-                listeners: listeners(&sets, pair, tls.as_ref()),
+                listeners: listeners(&sets, pair, picker, tls.as_ref()),
                 vips: vec![VipConfig {
                     at: VipAddress::Fixed(SocketAddr::new(IpAddr::from([10, 0, 0, 1]), 1)),
                     set: 0,
@@ -218,8 +235,7 @@ fn config() -> impl Strategy<Value = Config> {
                 log,
             },
             sets,
-        },
-    )
+        })
 }
 
 proptest! {

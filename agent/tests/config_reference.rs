@@ -104,7 +104,7 @@ plugins:
 ---
 apiVersion: revgate.dev/v1alpha1
 kind: AgentConfig
-listeners: [{address: '127.0.0.1:1', role: decode}, {address: '127.0.0.1:2', pair: {}}]
+listeners: [{address: '127.0.0.1:1', role: decode}, {address: '127.0.0.1:2', pair: {}}, {endpointPicker: {}}]
 vips: [{address: '127.0.0.2:1', role: decode}]
 ",
         None,

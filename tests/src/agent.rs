@@ -43,12 +43,28 @@ impl Agent {
     /// When it cannot.
     #[must_use]
     pub fn prepare_at(program: &str, cgroup: &Path, bpffs: &Path, lease: &str, vips: &str) -> Self {
+        let (cgroup, bpffs) = (cgroup.display(), bpffs.display());
+        let kernel =
+            format!("{{mode: auto, cgroup: {cgroup}, bpffs: {bpffs}, lease: {lease}, trace: false}}");
+        Self::prepare_with(program, &kernel, &format!("vips:\n{vips}"))
+    }
+
+    /// The same without the kernel programs, and with `listeners`, lines of that list.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot.
+    #[must_use]
+    pub fn prepare_listeners(program: &str, listeners: &str) -> Self {
+        Self::prepare_with(program, "{mode: off}", &format!("listeners:\n{listeners}"))
+    }
+
+    fn prepare_with(program: &str, kernel: &str, frontends: &str) -> Self {
         // For a process that cannot tell which port it got.
         let free = TcpListener::bind("127.0.0.1:0").expect("loopback");
         let admin = free.local_addr().expect("bound");
         let agent =
             Self { program: program.into(), files: TempDir::new().expect("a directory"), admin, child: None };
-        let (cgroup, bpffs) = (cgroup.display(), bpffs.display());
         let text = format!(
             "
 apiVersion: llm-d.ai/v1alpha1
@@ -62,12 +78,11 @@ plugins:
 ---
 apiVersion: revgate.dev/v1alpha1
 kind: AgentConfig
-kernel: {{mode: auto, cgroup: {cgroup}, bpffs: {bpffs}, lease: {lease}, trace: false}}
+kernel: {kernel}
 source: {{file: {{path: {pods}}}}}
 admin: {{address: '{admin}'}}
 shutdown: {{delay: 0s, deadline: 1s}}
-vips:
-{vips}
+{frontends}
 ",
             pods = agent.file("pods.yaml").display()
         );

@@ -10,6 +10,7 @@ pub mod agent;
 pub mod cluster;
 pub mod dial;
 pub mod echo;
+pub mod envoy;
 pub mod foreign;
 pub mod kubelet;
 pub mod load;

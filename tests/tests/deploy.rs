@@ -130,7 +130,7 @@ fn the_agent_may_read_and_nothing_else() {
 
 #[test]
 fn every_configuration_is_one_that_the_agent_takes() {
-    for path in ["base/agent", "overlays/two-sets", "components/detach"] {
+    for path in ["base/agent", "overlays/two-sets", "overlays/envoy", "components/detach"] {
         let path = deploy().join(path).join("revgate.yaml");
         let loaded = revgate::config::load(&path, Some("node-a")).unwrap_or_else(|error| panic!("{error}"));
         let idle = path.parent().unwrap().ends_with("detach");
@@ -145,7 +145,7 @@ fn port(address: &Value) -> u64 {
 
 #[test]
 fn the_pod_fits_its_configuration() {
-    for folder in ["base", "overlays/two-sets"] {
+    for folder in ["base", "overlays/two-sets", "overlays/envoy"] {
         let Some(objects) = kustomized(folder) else { return };
         let config =
             of_kind(&objects, "ConfigMap").into_iter().find(|map| map["metadata"]["name"] == "revgate");
@@ -181,6 +181,40 @@ fn the_pod_fits_its_configuration() {
             assert!(has_object(&objects, "Service", namespace, name), "{folder}: {service}");
         }
     }
+}
+
+#[test]
+fn envoy_is_sent_to_the_agents_port_and_has_no_rights() {
+    let Some(objects) = kustomized("overlays/envoy") else { return };
+    let envoy = of_kind(&objects, "Deployment")[0];
+    let pod = &envoy["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    assert_eq!(pod["automountServiceAccountToken"], false);
+    let want = json!({
+        "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
+    });
+    assert_eq!(
+        (&pod["securityContext"]["runAsNonRoot"], &container["securityContext"]),
+        (&json!(true), &want)
+    );
+
+    let name = &pod["volumes"][0]["configMap"]["name"];
+    let config = of_kind(&objects, "ConfigMap").into_iter().find(|map| map["metadata"]["name"] == *name);
+    let config = &documents(config.unwrap()["data"]["envoy.yaml"].as_str().unwrap())[0];
+    let listens = config.pointer("/static_resources/listeners/0/address/socket_address/port_value").unwrap();
+    assert_eq!(*listens, container["ports"][0]["containerPort"]);
+    let clusters = list(config, "/static_resources/clusters");
+    let asks = clusters.iter().find(|cluster| cluster["name"] == "revgate").unwrap();
+    let address = "/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address/socket_address";
+    let address = asks.pointer(address).unwrap();
+    let service = of_kind(&objects, "Service").into_iter().find(|service| {
+        let metadata = &service["metadata"];
+        let name = |of: &Value| of.as_str().unwrap_or_default().to_owned();
+        address["address"] == format!("{}.{}.svc", name(&metadata["name"]), name(&metadata["namespace"]))
+    });
+    let ports = list(service.unwrap(), "/spec/ports");
+    let port = ports.iter().find(|port| port["port"] == address["port_value"]).unwrap();
+    assert_eq!(port["targetPort"], "endpoint-picker", "which the test of the Pod finds in its configuration");
 }
 
 fn has_object(objects: &[Value], kind: &str, namespace: &Value, name: &Value) -> bool {

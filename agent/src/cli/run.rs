@@ -35,7 +35,7 @@ use super::{
 };
 use crate::{
     cluster::Change,
-    config::{Config, Serves},
+    config::{Config, PairConfig, PickerConfig, Serves},
     fatal::Indispensable,
     kernel::Trace,
     observe::{
@@ -235,9 +235,12 @@ fn listeners(config: &Config, proxy: &Proxy) -> Vec<ListenerReport> {
             address,
             set: set.name.to_string(),
             role: match &listener.serves {
-                Serves::Role(role) => set.roles.get(*role)?.to_string(),
-                Serves::Pair(pair) => {
-                    format!("{}+{}", set.roles.get(pair.prefill)?, set.roles.get(pair.decode)?)
+                Serves::Role(role) | Serves::Picker(PickerConfig { prefill: None, decode: role, .. }) => {
+                    set.roles.get(*role)?.to_string()
+                }
+                Serves::Pair(PairConfig { prefill, decode, .. })
+                | Serves::Picker(PickerConfig { prefill: Some(prefill), decode, .. }) => {
+                    format!("{}+{}", set.roles.get(*prefill)?, set.roles.get(*decode)?)
                 }
             },
             tls: listener.tls.is_some(),

@@ -2,6 +2,7 @@
 
 mod frontends;
 mod pair;
+mod picker;
 
 use std::{ops::RangeInclusive, time::Duration};
 

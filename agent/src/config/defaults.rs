@@ -50,6 +50,12 @@ impl PairConfig {
     }
 }
 
+/// Where an endpoint picker listens: on the port at which gateways expect one.
+pub(super) const PICKER_ADDRESS: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 9002));
+
+/// Some gateways read only one endpoint.
+pub(super) const PICKER_ENDPOINTS: usize = 1;
+
 impl Default for AgentConfig {
     fn default() -> Self {
         Self {

@@ -181,12 +181,14 @@ impl Serialize for Port<'_> {
 }
 
 #[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Listener<'c> {
     name: &'c str,
     address: String,
     set: &'c str,
     role: Option<&'c str>,
     pair: Option<Pair<'c>>,
+    endpoint_picker: Option<EndpointPicker<'c>>,
     tls: Option<Tls<'c>>,
 }
 
@@ -202,6 +204,14 @@ struct Pair<'c> {
     prefill_retries: u32,
     prefill_backoff: String,
     max_prefill_reply: String,
+}
+
+#[derive(Serialize)]
+struct EndpointPicker<'c> {
+    prefill: Option<&'c str>,
+    decode: Option<&'c str>,
+    trust: Trusted,
+    endpoints: usize,
 }
 
 #[derive(Serialize)]
@@ -336,15 +346,21 @@ fn names(config: &Config, set: usize, role: usize) -> Option<(&str, &str)> {
 }
 
 fn print_listener<'c>(config: &'c Config, listener: &'c ListenerConfig) -> Option<Listener<'c>> {
-    let (role, pair) = match &listener.serves {
-        Serves::Role(role) => (Some(*role), None),
-        Serves::Pair(pair) => (None, Some(print_pair(config, listener.set, pair)?)),
+    let of = |role: usize| Some(names(config, listener.set, role)?.1);
+    let (role, pair, endpoint_picker) = match &listener.serves {
+        Serves::Role(role) => (of(*role), None, None),
+        Serves::Pair(pair) => (None, Some(print_pair(config, listener.set, pair)?), None),
+        Serves::Picker(picker) => {
+            let role = if picker.prefill.is_none() { of(picker.decode) } else { None };
+            let decode = if picker.prefill.is_some() { of(picker.decode) } else { None };
+            let (prefill, trust) = (picker.prefill.and_then(of), print_trust(&picker.trust));
+            (role, None, Some(EndpointPicker { prefill, decode, trust, endpoints: picker.endpoints }))
+        }
     };
     let tls = listener.tls.as_ref().map(|tls| Tls { certificate: &tls.certificate, key: &tls.key });
     let set = config.sets.get(listener.set)?;
-    let role = role.map(|role| set.roles.get(role).map(|role| &**role));
     let address = listener.address.to_string();
-    Some(Listener { name: &listener.name, address, set: &set.name, role: role.flatten(), pair, tls })
+    Some(Listener { name: &listener.name, address, set: &set.name, role, pair, endpoint_picker, tls })
 }
 
 fn print_pair<'c>(config: &'c Config, set: usize, pair: &PairConfig) -> Option<Pair<'c>> {
@@ -354,17 +370,19 @@ fn print_pair<'c>(config: &'c Config, set: usize, pair: &PairConfig) -> Option<P
         connector: word(&CONNECTORS, &pair.connector),
         bootstrap_port: pair.bootstrap_port,
         decode_only_fallback: pair.decode_only_fallback,
-        trust: match &pair.trust {
-            Trust::Networks(networks) => {
-                Trusted::Networks(networks.iter().map(ToString::to_string).collect())
-            }
-            Trust::Never => Trusted::Word(TRUST[0]),
-            Trust::Always => Trusted::Word(TRUST[1]),
-        },
+        trust: print_trust(&pair.trust),
         prefill_retries: pair.prefill_retries,
         prefill_backoff: units::print_duration(pair.prefill_backoff),
         max_prefill_reply: units::print_size(pair.max_prefill_reply),
     })
+}
+
+fn print_trust(trust: &Trust) -> Trusted {
+    match trust {
+        Trust::Networks(networks) => Trusted::Networks(networks.iter().map(ToString::to_string).collect()),
+        Trust::Never => Trusted::Word(TRUST[0]),
+        Trust::Always => Trusted::Word(TRUST[1]),
+    }
 }
 
 fn print_vip<'c>(config: &'c Config, vip: &'c VipConfig) -> Option<Vip<'c>> {

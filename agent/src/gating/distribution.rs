@@ -81,11 +81,28 @@ impl Distribution {
                 _ => required.fold(0, |sum, n| sum.saturating_add(*n)),
             };
         }
+        Self::ranked(revisions, dominant)
+    }
+
+    /// The weighted choice over those with a weight.
+    fn ranked(revisions: Vec<RevisionShare>, dominant: Option<usize>) -> Self {
         let ranked: Vec<usize> =
             revisions.iter().enumerate().filter(|(_, r)| r.weight > 0).map(|(index, _)| index).collect();
         let weights: Vec<u32> = ranked.iter().filter_map(|i| revisions.get(*i)).map(|r| r.weight).collect();
         let last = pick::last_draws(&weights).map(Box::new);
         Self { revisions, dominant, last, ranked }
+    }
+
+    /// The same without the revisions that may not be chosen: their part goes to the others by weight.
+    #[must_use]
+    pub fn only(&self, may: impl Fn(&RevisionShare) -> bool) -> Self {
+        let mut revisions = self.revisions.clone();
+        for revision in &mut revisions {
+            if !may(revision) {
+                (revision.eligible, revision.weight) = (false, 0);
+            }
+        }
+        Self::ranked(revisions, self.dominant)
     }
 
     /// The revision on which a draw falls.

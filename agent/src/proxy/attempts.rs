@@ -295,7 +295,7 @@ impl<'a> Attempts<'a> {
 
     /// Whether an endpoint that was not asked for has every label that is wanted strictly.
     fn will_do(&self, target: &Target) -> bool {
-        let mut strict = self.wants.iter().filter(|want| want.mode == SelectorMode::Strict);
+        let mut strict = self.wants.iter().filter(|want| want.mode() == SelectorMode::Strict);
         strict.all(|want| target.is_live() && want.is_met_by(&target.endpoint))
     }
 

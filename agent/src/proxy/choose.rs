@@ -4,7 +4,10 @@
 //! endpoints as for ten thousand, and are within a constant of the best balance, without the herd that "the least
 //! busy of all" makes when several agents look at once.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use revgate_common::pick;
 
@@ -14,21 +17,44 @@ use crate::{
     snapshot::{Breaker, Endpoint, vitals::Admission},
 };
 
-/// A Pod label that a request asks for, by the header of a selector.
+/// What a request asks of its endpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Want {
-    /// The label.
-    pub(super) label: Arc<str>,
-    /// Its value.
-    pub(super) value: Box<str>,
-    /// Whether no other will do.
-    pub(super) mode: SelectorMode,
+pub(super) enum Want {
+    /// A Pod label, by the header of a selector.
+    Label {
+        /// The label.
+        label: Arc<str>,
+        /// Its value.
+        value: Box<str>,
+        /// Whether no other will do.
+        mode: SelectorMode,
+    },
+    /// To be one of these, and no other will do.
+    OneOf(Arc<[SocketAddr]>),
 }
 
 impl Want {
-    /// Whether the endpoint's Pod has the label with that value.
+    /// Whether the endpoint's Pod has the label with that value, or it is one of those.
     pub(super) fn is_met_by(&self, endpoint: &Endpoint) -> bool {
-        endpoint.pod.labels.get(&self.label).is_some_and(|value| **value == *self.value)
+        match self {
+            Self::Label { label, value, .. } => {
+                endpoint.pod.labels.get(label).is_some_and(|found| **found == **value)
+            }
+            Self::OneOf(addresses) => addresses.contains(&endpoint.address),
+        }
+    }
+
+    /// Whether others will do.
+    pub(super) fn mode(&self) -> SelectorMode {
+        match self {
+            Self::Label { mode, .. } => *mode,
+            Self::OneOf(_) => SelectorMode::Strict,
+        }
+    }
+
+    /// Whether it is about that label.
+    pub(super) fn is_of(&self, name: &str) -> bool {
+        matches!(self, Self::Label { label, .. } if **label == *name)
     }
 }
 
@@ -41,7 +67,7 @@ pub(super) struct Candidates<'a> {
     pub(super) local: &'a [Arc<Endpoint>],
     /// Those that this request has tried already.
     pub(super) tried: &'a [Arc<Endpoint>],
-    /// The labels that it asks for.
+    /// What it asks of its endpoint.
     pub(super) wants: &'a [Want],
 }
 
@@ -78,7 +104,7 @@ impl Rules {
 pub(super) enum Unavailable {
     /// There is none.
     NoEndpoint,
-    /// None has the labels that are wanted.
+    /// None is what is wanted.
     NoneMatches,
     /// All were tried.
     AllTried,
@@ -126,7 +152,7 @@ impl<'a> Candidates<'a> {
         rules: Rules,
     ) -> Option<&'a Arc<Endpoint>> {
         let prefers =
-            rules.prefer_factor > 0.0 && self.wants.iter().any(|want| want.mode == SelectorMode::Prefer);
+            rules.prefer_factor > 0.0 && self.wants.iter().any(|want| want.mode() == SelectorMode::Prefer);
         let preferred = if prefers { self.lesser(from, true, [first, second], rules) } else { None };
         // A probe that was claimed must be used.
         let any = match preferred {
@@ -192,11 +218,11 @@ impl<'a> Candidates<'a> {
             }
     }
 
-    /// Whether it has the labels that are wanted, those included that are only preferred.
+    /// Whether it is what is wanted; `preferred`: in what is only preferred, too.
     fn fits(self, endpoint: &Endpoint, preferred: bool) -> bool {
         self.wants
             .iter()
-            .filter(|want| preferred || want.mode == SelectorMode::Strict)
+            .filter(|want| preferred || want.mode() == SelectorMode::Strict)
             .all(|want| want.is_met_by(endpoint))
     }
 
@@ -357,7 +383,7 @@ mod tests {
         want: (&str, SelectorMode),
         rules: Rules,
     ) -> Result<u16, Unavailable> {
-        let wants = [Want { label: "slice".into(), value: want.0.into(), mode: want.1 }];
+        let wants = [Want::Label { label: "slice".into(), value: want.0.into(), mode: want.1 }];
         let local: Vec<_> = all.iter().filter(|e| e.local).cloned().collect();
         let candidates = Candidates { all, local: &local, tried: &[], wants: &wants };
         candidates.choose(rules).map(|e| e.address.port())
@@ -377,6 +403,18 @@ mod tests {
         }
         let resting = choose_with(&all, ("1", SelectorMode::Strict), rules(0, 0));
         assert_eq!(resting, Err(Unavailable::BreakersOpen), "no other takes their place");
+    }
+
+    #[test]
+    fn e3_one_of_a_subset_and_no_other() {
+        let all = endpoints(6, |port| port == 0);
+        let of = |ports: &[usize], draw| {
+            let wants = [Want::OneOf(ports.iter().map(|port| all[*port].address).collect())];
+            let candidates = Candidates { all: &all, local: &all[..1], tried: &[], wants: &wants };
+            candidates.choose(rules(draw, draw)).map(|e| e.address.port())
+        };
+        assert_eq!((of(&[4, 2], at(0, 2)), of(&[4, 2], at(1, 2))), (Ok(2), Ok(4)), "not the local one");
+        assert_eq!(of(&[], 0), Err(Unavailable::NoneMatches));
     }
 
     #[test]

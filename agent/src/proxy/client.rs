@@ -16,12 +16,14 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use http::Request;
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
 use hyper::{
     body::Incoming,
     rt::Executor,
     server::conn::{http1, http2},
-    service::service_fn,
+    service::{Service, service_fn},
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
@@ -30,7 +32,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::{clock::Ticker, error::Reason, forward::respond, listener::Listener, wakes};
+use super::{clock::Ticker, error::Reason, forward::respond, listener::Listener, picker, wakes};
 use crate::config::HttpConfig;
 use stream::{Protocol, Reset, Stream, detect};
 pub(super) use turns::Turn;
@@ -137,6 +139,11 @@ impl Client {
         self.broken.set(true);
     }
 
+    /// Whether it is told to end.
+    pub(super) fn is_told(&self) -> bool {
+        self.order.get() != Order::Serve
+    }
+
     /// Tells it to finish what is in flight and close.
     pub(super) fn finish(&self) {
         if self.order.get() == Order::Serve {
@@ -218,15 +225,37 @@ pub(super) async fn serve<S>(
             _ => return,
         },
     };
-    let http = listener.worker.http();
-    let metrics = Rc::clone(&listener.metrics);
-    let service = {
-        let client = Rc::clone(&client);
-        service_fn(move |request: Request<Incoming>| {
-            let response = respond(Rc::clone(&listener), Rc::clone(&client), request);
+    let (owner, own) = (Rc::clone(&listener), Rc::clone(&client));
+    if listener.picker.is_some() {
+        let service = service_fn(move |request: Request<Incoming>| {
+            let response = picker::respond(Rc::clone(&owner), Rc::clone(&own), request);
+            async move { Ok::<_, Infallible>(response) }
+        });
+        speak(stream, protocol, service, &listener, &client).await;
+    } else {
+        let service = service_fn(move |request: Request<Incoming>| {
+            let response = respond(Rc::clone(&owner), Rc::clone(&own), request);
             async move { Ok::<_, Infallible>(response.await) }
-        })
-    };
+        });
+        speak(stream, protocol, service, &listener, &client).await;
+    }
+}
+
+/// Speaks a protocol with a client, and has its requests answered.
+async fn speak<S, A, B>(
+    stream: Stream<S>,
+    protocol: Protocol,
+    service: A,
+    listener: &Rc<Listener>,
+    client: &Rc<Client>,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Reset + 'static,
+    A: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+    A::Future: 'static,
+    B: Body<Data = Bytes> + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let http = listener.worker.http();
     match protocol {
         Protocol::Http1 => {
             // One that waited in the backlog of a listener that closes is served once.
@@ -236,22 +265,26 @@ pub(super) async fn serve<S>(
                 .max_header_size(http.max_head)
                 .max_buf_size(http.max_head.max(MIN_BUFFER))
                 .serve_connection(TokioIo::new(stream), service);
-            if let Err(error) = drive(&client, connection, last, http1::Connection::graceful_shutdown).await
+            if let Err(error) = drive(client, connection, last, http1::Connection::graceful_shutdown).await
                 && error.is_parse()
             {
                 // hyper has refused it; no request came of it.
                 let reason = if error.is_parse_too_large() { Reason::HeadTooLarge } else { Reason::BadHead };
-                metrics.refused(reason);
+                listener.metrics.refused(reason);
             }
         }
         Protocol::Http2 => {
             client.multiplexed.set(true);
-            let connection = http2::Builder::new(Local)
+            let mut builder = http2::Builder::new(Local);
+            builder
                 .timer(TokioTimer::new())
-                .max_header_list_size(u32::try_from(http.max_head).unwrap_or(u32::MAX))
-                .serve_connection(TokioIo::new(stream), service);
+                .max_header_list_size(u32::try_from(http.max_head).unwrap_or(u32::MAX));
+            if listener.picker.is_some() {
+                picker::configure(&mut builder, &http);
+            }
+            let connection = builder.serve_connection(TokioIo::new(stream), service);
             // What is wrong with a stream is answered on that stream, and nobody is told.
-            let _ = drive(&client, connection, false, http2::Connection::graceful_shutdown).await;
+            let _ = drive(client, connection, false, http2::Connection::graceful_shutdown).await;
         }
     }
 }
@@ -332,7 +365,7 @@ async fn until_ordered<F: Future>(client: &Client, future: F) -> Option<F::Outpu
 
 /// Runs HTTP/2 streams on the worker that owns their connection; they end with the worker's runtime.
 #[derive(Clone, Copy, Debug)]
-struct Local;
+pub(super) struct Local;
 
 impl<F: Future<Output = ()> + 'static> Executor<F> for Local {
     fn execute(&self, future: F) {

@@ -33,6 +33,12 @@ pub enum ProxyError {
         /// The role.
         role: Arc<str>,
     },
+    /// None of the endpoints that a gateway allows is one of the revision and role.
+    #[error("no endpoint of the revision in role {role:?} is one of those that the gateway allows")]
+    OutsideSubset {
+        /// The role.
+        role: Arc<str>,
+    },
     /// All were tried.
     #[error("no endpoint of the revision is left to try: {last}")]
     NoEndpointLeft {
@@ -159,6 +165,8 @@ pub enum Reason {
     NoEndpoint,
     /// See [`ProxyError::NoMatchingEndpoint`].
     NoMatchingEndpoint,
+    /// See [`ProxyError::OutsideSubset`].
+    OutsideSubset,
     /// See [`ProxyError::NoEndpointLeft`].
     NoEndpointLeft,
     /// See [`ProxyError::BreakersOpen`].
@@ -205,12 +213,13 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in index order.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::NotSynced,
         Self::NoEligibleRevision,
         Self::RevisionNotEligible,
         Self::NoEndpoint,
         Self::NoMatchingEndpoint,
+        Self::OutsideSubset,
         Self::NoEndpointLeft,
         Self::BreakersOpen,
         Self::Overloaded,
@@ -243,6 +252,7 @@ impl Reason {
             Self::RevisionNotEligible => "revision-not-eligible",
             Self::NoEndpoint => "no-endpoint",
             Self::NoMatchingEndpoint => "no-matching-endpoint",
+            Self::OutsideSubset => "outside-subset",
             Self::NoEndpointLeft => "no-endpoint-left",
             Self::BreakersOpen => "breakers-open",
             Self::Overloaded => "overloaded",
@@ -284,6 +294,7 @@ impl Reason {
             | Self::RevisionNotEligible
             | Self::NoEndpoint
             | Self::NoMatchingEndpoint
+            | Self::OutsideSubset
             | Self::NoEndpointLeft
             | Self::BreakersOpen
             | Self::Overloaded
@@ -313,6 +324,7 @@ impl ProxyError {
             Self::RevisionNotEligible => Reason::RevisionNotEligible,
             Self::NoEndpoint { .. } => Reason::NoEndpoint,
             Self::NoMatchingEndpoint { .. } => Reason::NoMatchingEndpoint,
+            Self::OutsideSubset { .. } => Reason::OutsideSubset,
             Self::NoEndpointLeft { .. } => Reason::NoEndpointLeft,
             Self::BreakersOpen { .. } => Reason::BreakersOpen,
             Self::Overloaded { .. } => Reason::Overloaded,

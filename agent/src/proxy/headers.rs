@@ -68,7 +68,11 @@ pub(super) fn wants(headers: &HeaderMap, selectors: &[HeaderSelector]) -> Result
             ProxyError::BadRequest("a selector's header is not text, or has two different values")
         })?;
         if let Some(value) = value {
-            wants.push(Want { label: selector.label.clone(), value: value.into(), mode: selector.mode });
+            wants.push(Want::Label {
+                label: selector.label.clone(),
+                value: value.into(),
+                mode: selector.mode,
+            });
         }
     }
     Ok(wants)

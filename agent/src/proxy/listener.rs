@@ -3,7 +3,8 @@
 use std::{cell::RefCell, net::IpAddr, rc::Rc, sync::Arc};
 
 use super::{
-    accept::Opened, metrics::ListenerMetrics, pair::Pair, table::RoleTable, target::Target, worker::Worker,
+    accept::Opened, metrics::ListenerMetrics, pair::Pair, picker::Picker, table::RoleTable, target::Target,
+    worker::Worker,
 };
 use crate::config::{Config, ListenerConfig, Serves};
 
@@ -17,6 +18,8 @@ pub(super) struct Listener {
     pub(super) table: RefCell<RoleTable>,
     /// What a pair listener has besides.
     pub(super) pair: Option<Pair>,
+    /// What an endpoint picker has besides.
+    pub(super) picker: Option<Picker>,
     /// Its counters.
     pub(super) metrics: Rc<ListenerMetrics>,
     /// Whose it is.
@@ -30,7 +33,7 @@ pub(super) struct Plan {
     pub(super) config: ListenerConfig,
     pub(super) set: Arc<str>,
     role: Arc<str>,
-    /// The role of a pair listener's prefill legs.
+    /// The role of a pair's prefill legs, whether they are run here or only named.
     pub(super) prefill: Option<Arc<str>>,
 }
 
@@ -41,13 +44,15 @@ impl Plan {
             let set = config.sets.get(listener.set)?;
             let (role, prefill) = match &listener.serves {
                 Serves::Role(role) => (*role, None),
-                Serves::Pair(pair) => (pair.decode, Some(Arc::clone(set.roles.get(pair.prefill)?))),
+                Serves::Pair(pair) => (pair.decode, Some(pair.prefill)),
+                Serves::Picker(picker) => (picker.decode, picker.prefill),
             };
+            let name = |role: usize| set.roles.get(role).cloned();
             Some(Self {
                 config: listener.clone(),
                 set: Arc::clone(&set.name),
-                role: Arc::clone(set.roles.get(role)?),
-                prefill,
+                role: name(role)?,
+                prefill: prefill.and_then(name),
             })
         };
         config.agent.listeners.iter().filter_map(plan).collect()
@@ -61,19 +66,25 @@ impl Listener {
         let metrics = Rc::new(worker.shared.metrics.listener(&plan.config.name, &plan.set, alive.clone()));
         let table = RoleTable::new(Arc::clone(&plan.set), Arc::clone(&plan.role), Rc::clone(&metrics));
         let pair = Pair::of(plan, &metrics, &worker);
+        let picker = Picker::of(plan, &metrics);
         let (id, name) = (*id, Arc::clone(&plan.config.name));
-        Self { id, name, table: RefCell::new(table), pair, metrics, worker }
+        Self { id, name, table: RefCell::new(table), pair, picker, metrics, worker }
     }
 
     /// Every table that it has.
     pub(super) fn tables(&self) -> impl Iterator<Item = &RefCell<RoleTable>> {
-        std::iter::once(&self.table).chain(self.pair.as_ref().map(|pair| &pair.table))
+        let prefills = self.picker.as_ref().and_then(|picker| picker.prefills.as_ref());
+        std::iter::once(&self.table).chain(self.pair.as_ref().map(|pair| &pair.table)).chain(prefills)
     }
 
     /// Whether the routing headers of a client at this address are believed (H3). A role listener's clients are
     /// coordinators.
     pub(super) fn trusts(&self, client: IpAddr) -> bool {
-        self.pair.as_ref().is_none_or(|pair| pair.config.trust.includes(client))
+        match (&self.pair, &self.picker) {
+            (Some(pair), _) => pair.config.trust.includes(client),
+            (_, Some(picker)) => picker.config.trust.includes(client),
+            (None, None) => true,
+        }
     }
 
     /// An endpoint failed: a transport error or a status of 500 and above.

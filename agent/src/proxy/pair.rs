@@ -17,16 +17,17 @@ mod collect;
 mod connector;
 mod extras;
 mod json;
+pub(super) mod pick;
 mod prefill_first;
 mod rope;
 mod together;
-mod trust;
+pub(super) mod trust;
 
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use bytes::Bytes;
 use http::{
-    HeaderValue, Request,
+    HeaderValue, Method, Request,
     header::{ACCEPT_ENCODING, CONTENT_LENGTH},
     request,
 };
@@ -45,7 +46,7 @@ use super::{
     worker::Worker,
 };
 use crate::{
-    config::{HttpConfig, PairConfig, SelectorMode, Serves},
+    config::{HttpConfig, PairConfig, Serves},
     gating::Ask,
 };
 use connector::{Api, Connector, Meeting, Order};
@@ -97,17 +98,33 @@ pub(super) async fn forward(
     let (head, incoming) = request.into_parts();
     let text = collect::body(incoming, http, &listener.worker).await?;
     let names: Vec<_> = pair.connector.fields().iter().copied().chain(["model"]).collect();
-    let object = Object::scan(&text, &names).map_err(|error| ProxyError::BadJson(error.to_string()))?;
-    let model = object.value("model").and_then(|place| text.get(place)).unwrap_or_default();
-    if !model.starts_with(b"\"") || model == b"\"\"" {
-        return Err(ProxyError::NoModel);
-    }
+    let object = scan(&text, &names)?;
     let legs = Legs::choose(listener, pair, http, api, head)?;
     let body = Body { text, object };
     match pair.connector.order() {
         Order::PrefillFirst => prefill_first::run(legs, body).await,
         Order::Together => together::run(legs, body).await,
     }
+}
+
+/// Reads a body that names a model, and where these members of it are.
+fn scan(text: &[u8], names: &[&'static str]) -> Result<Object, ProxyError> {
+    let object = Object::scan(text, names).map_err(|error| ProxyError::BadJson(error.to_string()))?;
+    let model = object.value("model").and_then(|place| text.get(place)).unwrap_or_default();
+    if !model.starts_with(b"\"") || model == b"\"\"" {
+        return Err(ProxyError::NoModel);
+    }
+    Ok(object)
+}
+
+/// Sees that the body of a request with two legs is one that both can work on.
+pub(super) fn check(text: &[u8]) -> Result<(), ProxyError> {
+    scan(text, &["model"]).map(drop)
+}
+
+/// Whether such a request has two legs.
+pub(super) fn has_legs(method: &Method, path: &str) -> bool {
+    Api::of(method, path).is_some()
 }
 
 /// The client's body.
@@ -163,7 +180,7 @@ impl<'a> Legs<'a> {
         let named = trust::prefillers(&head.headers);
         // A router that names an endpoint and no revision has chosen the endpoint's.
         let unnamed = matches!(ask, Ask::Any).then(|| prefills.named(None, named.as_deref()?)).flatten();
-        let mut revision = match &unnamed {
+        let revision = match &unnamed {
             Some(chosen) => Some(Arc::clone(&chosen.target.endpoint.revision)),
             None => decodes.revision(ask, worker.draw())?,
         };
@@ -178,21 +195,12 @@ impl<'a> Legs<'a> {
 
         let prefill = match &named {
             Some(named) => prefills.named(revision.as_deref(), named).ok_or(ProxyError::TargetNotAllowed)?,
-            None => first(&mut prefills, revision.as_deref(), &wants, Rules::of(worker, http))?,
+            None => pick::first(&mut prefills, revision.as_deref(), &wants, Rules::of(worker, http))?,
         };
-        let revision =
-            Arc::clone(revision.get_or_insert_with(|| Arc::clone(&prefill.target.endpoint.revision)));
-        // The KV cache goes from one to the other: what is preferred is preferred to be the same.
-        let mut likewise = wants.clone();
-        for selector in selectors.iter().filter(|selector| selector.mode == SelectorMode::Prefer) {
-            let value = prefill.target.endpoint.pod.labels.get(&selector.label);
-            if let Some(value) = value.filter(|_| wants.iter().all(|want| want.label != selector.label)) {
-                let (label, value) = (Arc::clone(&selector.label), Box::from(&**value));
-                likewise.push(Want { label, value, mode: SelectorMode::Prefer });
-            }
-        }
-        let decode = first(&mut decodes, Some(&revision), &likewise, Rules::of(worker, http))?;
+        let (decode, wants) =
+            pick::beside(&prefill, &mut decodes, wants, &selectors, Rules::of(worker, http))?;
         drop((prefills, decodes));
+        let revision = Arc::clone(&prefill.target.endpoint.revision);
         Ok(Self {
             listener,
             pair,
@@ -200,7 +208,7 @@ impl<'a> Legs<'a> {
             api,
             head,
             hostless,
-            wants: likewise,
+            wants,
             prefill: Some(prefill),
             decode: Some(decode),
             revision,
@@ -248,15 +256,4 @@ impl<'a> Legs<'a> {
         let [high, low, ..] = self.listener.worker.draws().map(u64::from);
         Meeting { prefill: prefill.endpoint.address.ip(), room: (high << 32 | low) >> 1 }
     }
-}
-
-/// An endpoint of the revision.
-fn first(
-    table: &mut RoleTable,
-    revision: Option<&str>,
-    wants: &[Want],
-    rules: Rules,
-) -> Result<Chosen, ProxyError> {
-    let role = table.role();
-    table.choose(revision, &[], wants, rules)?.ok_or(ProxyError::NoEndpoint { role })
 }

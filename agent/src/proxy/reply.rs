@@ -12,7 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{
-    HeaderValue, Response,
+    HeaderMap, HeaderValue, Response, StatusCode,
     header::{ALLOW, CONTENT_TYPE, RETRY_AFTER},
 };
 use http_body::{Body, Frame, SizeHint};
@@ -316,26 +316,32 @@ impl ReplyBody {
 
 /// The response to a request that no endpoint answered: the error shape of the OpenAI API.
 pub(super) fn refusal(error: &ProxyError, mut in_flight: InFlight) -> Response<ReplyBody> {
+    let (status, headers, body) = told(error);
+    if let Some(access) = &mut in_flight.access {
+        access.refused(status, error.reason().word());
+    }
+    let source = Source::Own(Some(body));
+    let mut response = Response::new(ReplyBody::new(source, None, in_flight));
+    (*response.status_mut(), *response.headers_mut()) = (status, headers);
+    response
+}
+
+/// What a client is told of it: the status, the headers and the body.
+pub(super) fn told(error: &ProxyError) -> (StatusCode, HeaderMap, Bytes) {
     let reason = error.reason();
     let status = reason.status();
-    if let Some(access) = &mut in_flight.access {
-        access.refused(status, reason.word());
-    }
     let kind = if status.is_client_error() { "invalid_request_error" } else { "server_error" };
     let body = serde_json::json!({
         "error": { "message": error.to_string(), "type": kind, "param": null, "code": reason.word() }
     });
-    let source = Source::Own(Some(Bytes::from(body.to_string())));
-    let mut response = Response::new(ReplyBody::new(source, None, in_flight));
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
+    let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(REASON_HEADER, HeaderValue::from_static(reason.word()));
-    if status == http::StatusCode::SERVICE_UNAVAILABLE {
+    if status == StatusCode::SERVICE_UNAVAILABLE {
         headers.insert(RETRY_AFTER, RETRY_AFTER_SECONDS);
     }
     if reason == Reason::MethodNotAllowed {
         headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"));
     }
-    response
+    (status, headers, Bytes::from(body.to_string()))
 }

@@ -185,6 +185,25 @@ impl RoleTable {
         Ok(gating::choose(&view.distribution, gated, ask, draw)?.map(|revision| Arc::clone(&revision.name)))
     }
 
+    /// The same among the revisions of which `may` is true, by name. Where it is true of none the choice is as without
+    /// it: the choice of an endpoint will say why there is none.
+    pub(super) fn revision_among(
+        &self,
+        ask: Ask<'_>,
+        draw: u32,
+        may: impl Fn(&str) -> bool,
+    ) -> Result<Option<Arc<str>>, ProxyError> {
+        let view = self.ready()?;
+        let only = view.distribution.only(|revision| may(&revision.name));
+        if view.mode == GatingMode::Disabled
+            || matches!(ask, Ask::Named(_))
+            || !only.revisions.iter().any(|revision| revision.eligible)
+        {
+            return self.revision(ask, draw);
+        }
+        Ok(gating::choose(&only, true, ask, draw)?.map(|revision| Arc::clone(&revision.name)))
+    }
+
     /// The set, once its first Pod list is there.
     fn ready(&self) -> Result<&SetView, ProxyError> {
         match &self.snapshot {
@@ -193,7 +212,7 @@ impl RoleTable {
         }
     }
 
-    /// Chooses an endpoint of a revision (of any, with `None`) that has the labels wanted, none of those tried.
+    /// Chooses an endpoint of a revision (of any, with `None`) that is what is wanted, none of those tried.
     /// `None`: all were tried.
     pub(super) fn choose(
         &mut self,
@@ -208,6 +227,9 @@ impl RoleTable {
             Ok(endpoint) => Arc::clone(endpoint),
             Err(Unavailable::AllTried) => return Ok(None),
             Err(Unavailable::NoEndpoint) => return Err(ProxyError::NoEndpoint { role: role() }),
+            Err(Unavailable::NoneMatches) if wants.iter().any(|want| matches!(want, Want::OneOf(_))) => {
+                return Err(ProxyError::OutsideSubset { role: role() });
+            }
             Err(Unavailable::NoneMatches) => return Err(ProxyError::NoMatchingEndpoint { role: role() }),
             Err(Unavailable::BreakersOpen) => return Err(ProxyError::BreakersOpen { role: role() }),
         };

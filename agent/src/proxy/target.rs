@@ -118,6 +118,11 @@ impl Target {
         self.pool.idle.borrow_mut().clear();
     }
 
+    /// Every header that tells who served, with its value, if any.
+    pub(super) fn stamps(&self) -> &[(HeaderName, Option<HeaderValue>)] {
+        &self.stamps
+    }
+
     /// Writes who served, over whatever the engine sent.
     pub(super) fn stamp(&self, headers: &mut HeaderMap) {
         for (name, value) in &self.stamps {

@@ -7,7 +7,10 @@ use std::{
     cell::{Cell, RefCell},
     collections::HashMap,
     rc::Rc,
-    sync::{Arc, atomic::AtomicUsize},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize},
+    },
     time::Duration,
 };
 
@@ -46,6 +49,8 @@ pub(super) struct Shared {
     pub(super) metrics: Metrics,
     /// Requests in flight.
     pub(super) requests: AtomicUsize,
+    /// It ends: whoever asks for its health hears so while requests are still taken.
+    pub(super) draining: AtomicBool,
     /// Room for client connections.
     pub(super) connections: Arc<Room>,
 }

@@ -8,10 +8,10 @@ use super::super::{
     AgentGone, Config, ListenerConfig, PortRef, Serves, SetConfig, SourceConfig, TlsConfig, VipAddress,
     VipConfig,
     addresses::{Place, Use},
-    names,
+    defaults, names,
     reader::{Fields, Value},
 };
-use super::{AGENT_GONE, pair};
+use super::{AGENT_GONE, pair, picker};
 use crate::cluster::ObjectName;
 
 /// Far more than a set has; a bound on what a file can ask for.
@@ -81,15 +81,23 @@ pub(super) fn listeners<'a>(items: Vec<Value<'a>>, config: &mut Config, places: 
     for item in items {
         let Some(mut fields) = item.fields() else { continue };
         let name = fields.get("name").map(|value| (value.name(), value));
-        let address = fields.required("address").and_then(|value| {
-            let address = value.address()?;
+        let picker = fields.get("endpointPicker");
+        let given = if picker.is_some() { fields.get("address") } else { fields.required("address") };
+        let address = match given {
+            Some(value) => value.address().map(|address| (address, value)),
+            None => picker.clone().map(|value| (defaults::PICKER_ADDRESS, value)),
+        };
+        let address = address.map(|(address, value)| {
             places.push((Use::Listener, address, value));
-            Some(address)
+            address
         });
         let set = set_of(&mut fields, "set", &mut config.sets);
-        let serves = match fields.get("pair") {
-            Some(value) => pair::read(&mut fields, &value, set),
-            None => role_of(&mut fields, set).map(|(set, role, name)| (set, Serves::Role(role), name)),
+        let serves = match (picker, fields.get("pair")) {
+            (Some(value), _) => picker::read(&mut fields, &value, set),
+            (None, Some(value)) => pair::read(&mut fields, &value, set),
+            (None, None) => {
+                role_of(&mut fields, set).map(|(set, role, name)| (set, Serves::Role(role), name))
+            }
         };
         let tls = fields.get("tls").and_then(|value| tls(&value));
         fields.finish();

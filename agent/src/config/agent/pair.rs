@@ -57,7 +57,7 @@ pub(super) fn read(
     Some((index, Serves::Pair(pair), "pair".into()))
 }
 
-fn trust(value: &Value<'_>) -> Option<Trust> {
+pub(super) fn trust(value: &Value<'_>) -> Option<Trust> {
     const ALLOWED: &str = "`never`, `always`, or a list of networks such as `10.0.0.0/8`";
     let mut networks = Vec::new();
     for item in value.one_or_more(MOST_NETWORKS)? {

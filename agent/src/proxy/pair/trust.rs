@@ -38,6 +38,11 @@ pub(super) fn distrust(headers: &mut HeaderMap, revision: &HeaderName, selectors
     }
 }
 
+/// Whether routers of llm-d say this to each other.
+pub(in crate::proxy) fn is_internal(name: &str) -> bool {
+    INTERNAL.iter().any(|internal| internal == name)
+}
+
 /// Removes what no engine may see.
 pub(super) fn remove_internal(headers: &mut HeaderMap) {
     for name in &INTERNAL {

@@ -141,7 +141,7 @@ fn request(body: usize) -> Vec<u8> {
 /// Reads one answer; anything but a 200 with the body that the engine sends is an error.
 async fn answer(stream: &mut TcpStream, buffer: &mut [u8], body: usize) -> Result<()> {
     let mut filled = 0;
-    let mut whole = None;
+    let mut head = None;
     loop {
         let space = buffer.get_mut(filled..).filter(|space| !space.is_empty()).ok_or("an answer too long")?;
         let read = stream.read(space).await?;
@@ -149,28 +149,63 @@ async fn answer(stream: &mut TcpStream, buffer: &mut [u8], body: usize) -> Resul
             return Err("the connection was closed in the middle of an answer".into());
         }
         filled += read;
-        if whole.is_none() {
-            whole = head_length(buffer.get(..filled).unwrap_or_default(), body)?.map(|head| head + body);
+        let came = buffer.get(..filled).unwrap_or_default();
+        if head.is_none() {
+            head = head_of(came, body)?;
         }
-        match whole {
-            Some(whole) if filled == whole => return Ok(()),
-            Some(whole) if filled > whole => return Err("more than one answer to one request".into()),
+        match head {
+            Some((head, Framing::Length)) if filled == head + body => return Ok(()),
+            Some((head, Framing::Length)) if filled > head + body => {
+                return Err("more than one answer to one request".into());
+            }
+            Some((head, Framing::Chunks)) => match chunks(came.get(head..).unwrap_or_default()) {
+                Some(length) if length == body => return Ok(()),
+                Some(length) => return Err(format!("an answer of {length} bytes").into()),
+                None => {}
+            },
             _ => {}
         }
     }
 }
 
+/// How an answer says where it ends.
+#[derive(Clone, Copy)]
+enum Framing {
+    /// By its length.
+    Length,
+    /// By its last chunk: a proxy that may change a body takes the length away.
+    Chunks,
+}
+
 /// Where the head of an answer ends, once it is whole.
-fn head_length(answer: &[u8], body: usize) -> Result<Option<usize>> {
+fn head_of(answer: &[u8], body: usize) -> Result<Option<(usize, Framing)>> {
     let Some(end) = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n") else { return Ok(None) };
     let head = std::str::from_utf8(answer.get(..end).unwrap_or_default())?;
-    let length = head
-        .lines()
-        .filter_map(|line| line.split_once(':'))
-        .find(|(name, _)| name.eq_ignore_ascii_case("content-length"))
-        .and_then(|(_, value)| value.trim().parse().ok());
-    if !head.starts_with("HTTP/1.1 200") || length != Some(body) {
+    let value = |wanted: &str| {
+        let mut lines = head.lines().filter_map(|line| line.split_once(':'));
+        lines.find(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| value.trim())
+    };
+    let framing = match (value("content-length"), value("transfer-encoding")) {
+        (Some(length), None) if length.parse() == Ok(body) => Framing::Length,
+        (None, Some("chunked")) => Framing::Chunks,
+        _ => return Err(format!("not the answer of the engine:\n{head}").into()),
+    };
+    if !head.starts_with("HTTP/1.1 200") {
         return Err(format!("not the answer of the engine:\n{head}").into());
     }
-    Ok(Some(end + 4))
+    Ok(Some((end + 4, framing)))
+}
+
+/// The bytes in chunks, once the last of them is there.
+fn chunks(mut rest: &[u8]) -> Option<usize> {
+    let mut sum = 0;
+    loop {
+        let line = rest.windows(2).position(|bytes| bytes == b"\r\n")?;
+        let size = usize::from_str_radix(std::str::from_utf8(rest.get(..line)?).ok()?, 16).ok()?;
+        rest = rest.get(line + 2 + size..)?.strip_prefix(b"\r\n")?;
+        if size == 0 {
+            return rest.is_empty().then_some(sum);
+        }
+        sum += size;
+    }
 }

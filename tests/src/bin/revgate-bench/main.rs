@@ -6,9 +6,11 @@
 
 mod connect;
 mod cpu;
+mod extproc;
 mod http;
 mod kernel;
 mod load;
+mod picker;
 mod programs;
 mod report;
 mod routers;
@@ -38,7 +40,7 @@ struct Plan {
     connects: u32,
 }
 
-/// Measures revgate beside nginx, HAProxy, vllm-router, smg and no proxy.
+/// Measures revgate beside nginx, HAProxy, vllm-router, smg, a trivial endpoint picker and no proxy.
 #[derive(Parser, Debug)]
 struct Arguments {
     /// Long enough to see that everything runs, not to believe a figure
@@ -56,9 +58,10 @@ struct Arguments {
     /// Write the report into docs/benchmarks.md too
     #[arg(long)]
     write: bool,
-    /// This process is the engines: their port, and the bytes of their answers
-    #[arg(hide = true, num_args = 3, value_names = ["engines", "PORT", "BYTES"])]
-    engines: Vec<String>,
+    /// This process is the engines (their port, the bytes of their answers) or the trivial picker (where it listens, and
+    /// what it always names)
+    #[arg(hide = true, num_args = 3, value_names = ["engines|picker", "PORT|ADDRESS", "BYTES|ENDPOINT"])]
+    helper: Vec<String>,
 }
 
 /// A part of the measurement.
@@ -68,6 +71,8 @@ enum Part {
     Http,
     /// Requests with two legs, beside routers that `.ci/setup routers` installs: only when it is asked for
     Pair,
+    /// Requests through Envoy, which asks where they go
+    Extproc,
     /// Connects through a VIP
     Connect,
     /// The kernel programs and their tables
@@ -99,8 +104,13 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<()> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-    if let [_, port, body] = arguments.engines.as_slice() {
-        return runtime.block_on(server::run_engines(port.parse()?, body.parse()?));
+    match arguments.helper.as_slice() {
+        [what, address, endpoint] if what == extproc::PICKER => {
+            let endpoint: &'static str = String::leak(endpoint.clone());
+            return LocalSet::new().block_on(&runtime, picker::run(address.parse()?, endpoint));
+        }
+        [_, port, body] => return runtime.block_on(server::run_engines(port.parse()?, body.parse()?)),
+        _ => {}
     }
     let (plan, cores) = (arguments.plan(), Cores::find()?);
     cores.take_load_core()?;
@@ -112,6 +122,14 @@ fn run(arguments: &Arguments) -> Result<()> {
     if arguments.only == Some(Part::Pair) {
         http.extend(LocalSet::new().block_on(&runtime, http::measure(&plan, cores, Job::Pair, progress))?);
     }
+    let pickers = match extproc::obstacle() {
+        _ if !arguments.wants(Part::Extproc) => Err("left out".to_owned()),
+        Some(obstacle) => {
+            eprintln!("bench: THE ENDPOINT PICKER IS NOT MEASURED: {obstacle}");
+            Err(obstacle)
+        }
+        None => Ok(LocalSet::new().block_on(&runtime, extproc::measure(&plan, cores, progress))?),
+    };
     let obstacle = |part| match kernel::obstacle() {
         _ if !arguments.wants(part) => Some("left out".to_owned()),
         obstacle => obstacle,
@@ -124,7 +142,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         None => Ok(programs::measure(&plan, cores, progress)?),
         Some(obstacle) => Err(obstacle),
     };
-    let report = report::render(&plan, &http, &connects, &programs)?;
+    let report = report::render(&plan, &http, &pickers, &connects, &programs)?;
     println!("{report}");
     if arguments.write { report::write_into(Path::new(PAGE), &report) } else { Ok(()) }
 }

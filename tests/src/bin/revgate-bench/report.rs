@@ -7,8 +7,11 @@ use std::{
     process::Command,
 };
 
+use revgate_tests::envoy::{self, Bodies};
+
 use crate::{
-    Plan, Result, connect,
+    Plan, Result, connect, extproc,
+    extproc::Way,
     http::{self, Outcome, Row},
     programs::{self, CALLS},
     routers,
@@ -22,6 +25,7 @@ const MARK: &str = "<!-- written by the benchmark from here on -->";
 pub(crate) fn render(
     plan: &Plan,
     requests: &[Row],
+    pickers: &std::result::Result<Vec<extproc::Row>, String>,
     connects: &std::result::Result<Vec<connect::Row>, String>,
     programs: &std::result::Result<Vec<programs::Row>, String>,
 ) -> Result<String> {
@@ -41,7 +45,12 @@ pub(crate) fn render(
             }
         }
     }
-    writeln!(text, "### connect\n")?;
+    writeln!(text, "### Endpoint picker\n")?;
+    match pickers {
+        Ok(rows) => pickers_table(&mut text, rows)?,
+        Err(obstacle) => writeln!(text, "Not measured: {obstacle}.")?,
+    }
+    writeln!(text, "\n### connect\n")?;
     match connects {
         Ok(rows) => connect_table(&mut text, plan, rows)?,
         Err(obstacle) => writeln!(text, "Not measured: {obstacle}.")?,
@@ -99,6 +108,39 @@ fn line(
         write!(text, "| {} ", number(ratio, 2))?;
     }
     writeln!(text, "|")
+}
+
+fn pickers_table(text: &mut String, rows: &[extproc::Row]) -> fmt::Result {
+    write!(text, "| bodies, KiB | connections | ")?;
+    for way in extproc::WAYS {
+        write!(text, "| {way} ")?;
+    }
+    writeln!(text, "| revgate / trivial | headers: revgate / trivial |")?;
+    writeln!(text, "|--:|--:|---|{}", "--:|".repeat(extproc::WAYS.len() + 2))?;
+    for row in rows {
+        let mut line = |what: &str, digits: usize, of: &dyn Fn(&extproc::Outcome) -> Option<f64>| {
+            write!(text, "| {} | {} | {what} ", row.body >> 10, row.connections)?;
+            for outcome in &row.results {
+                write!(text, "| {} ", number(of(outcome), digits))?;
+            }
+            for bodies in [Bodies::FullDuplex, Bodies::HeadersOnly] {
+                let of_way = |way| {
+                    let at = extproc::WAYS.iter().position(|other| *other == way)?;
+                    of(row.results.get(at)?)
+                };
+                let both = of_way(Way::Revgate(bodies)).zip(of_way(Way::Trivial(bodies)));
+                write!(text, "| {} ", number(both.map(|(ours, theirs)| ours / theirs), 2))?;
+            }
+            writeln!(text, "|")
+        };
+        line("requests per second", 0, &|of| Some(of.rate))?;
+        line("CPU s of the picker (of Envoy, where it is alone) per 100,000 requests", 2, &|of| of.cpu)?;
+        if row.connections == 1 {
+            line("median, µs; what it adds to the direct one", 1, &|of| Some(of.median))?;
+            line("99th percentile, likewise", 1, &|of| Some(of.p99))?;
+        }
+    }
+    Ok(())
 }
 
 /// Whom revgate is compared with.
@@ -182,6 +224,7 @@ fn machine() -> Result<String> {
         version(Command::new("/usr/sbin/nginx").arg("-v")),
         version(Command::new("/usr/sbin/haproxy").arg("-v")),
         routers::versions(),
+        envoy_version(),
     ];
     Ok(format!(
         "{} × {}, Linux {release}; {}.\n",
@@ -198,6 +241,15 @@ fn version(command: &mut Command) -> String {
     let text = String::from_utf8_lossy(&text);
     let line = text.lines().next().unwrap_or_default().trim_start_matches("nginx version: ");
     line.split(" 20").next().unwrap_or_default().to_owned()
+}
+
+/// Envoy's, of which the words say more than the number.
+fn envoy_version() -> String {
+    let Some(program) = envoy::program() else { return "no Envoy".to_owned() };
+    let text =
+        Command::new(program).arg("--version").output().map(|output| output.stdout).unwrap_or_default();
+    let number = String::from_utf8_lossy(&text).split('/').nth(1).map(str::to_owned);
+    format!("Envoy {}", number.unwrap_or_default())
 }
 
 /// Puts the report into a page, after its mark.

@@ -165,12 +165,13 @@ impl Bench {
             DECODE.into_iter().flat_map(|(_, ips)| ips).map(|ip| (ip, port).into()).collect();
         let engine = *addresses.first().ok_or("no engine")?;
 
+        let task = if job == Job::Pair { "pair: {}" } else { "role: decode" };
         let mut proxies = Vec::new();
         for kind in job.kinds().iter().copied().filter(|kind| *kind != Kind::Direct) {
             let listen = free(Ipv4Addr::LOCALHOST)?;
             let started = match kind {
                 Kind::VllmRouter | Kind::Smg => routers::start(kind, cores.proxy, listen, port),
-                _ => start_proxy(kind, job, cores.proxy, files.path(), listen, &addresses),
+                _ => start_proxy(kind, task, cores.proxy, files.path(), listen, &addresses),
             };
             let mut server = match started {
                 Ok(server) => server,
@@ -212,7 +213,7 @@ pub(crate) fn free(ip: Ipv4Addr) -> Result<SocketAddr> {
 }
 
 /// The engines, as a process of their own: this program again.
-fn start_engines(cores: Cores, port: u16, body: usize) -> Result<Server> {
+pub(crate) fn start_engines(cores: Cores, port: u16, body: usize) -> Result<Server> {
     let mut server = Server::start(cores.load, &env::current_exe()?, |command| {
         let _ = command.args([ENGINES, &port.to_string(), &body.to_string()]).stdout(Stdio::piped());
     })?;
@@ -240,9 +241,10 @@ pub(crate) async fn run_engines(port: u16, body: usize) -> Result<()> {
     std::future::pending().await
 }
 
-fn start_proxy(
+/// Starts a proxy before these engines. `task` is what revgate's listener does.
+pub(crate) fn start_proxy(
     kind: Kind,
-    job: Job,
+    task: &str,
     core: usize,
     dir: &Path,
     listen: SocketAddr,
@@ -267,7 +269,7 @@ fn start_proxy(
         .replace("@LISTEN@", &listen.to_string())
         .replace("@SERVERS@", &servers.join("\n"))
         .replace("@PORT@", &port.to_string())
-        .replace("@SERVES@", if job == Job::Pair { "pair: {}" } else { "role: decode" })
+        .replace("@SERVES@", task)
         .replace("@ADMIN@", &free(Ipv4Addr::LOCALHOST)?.to_string());
     let path = dir.join(name);
     fs::write(&path, text)?;

@@ -1,0 +1,352 @@
+//! One HTTP request as a proxy tells of it: what has come, what is still to be answered (E1, E2).
+//!
+//! ```text
+//! request:  Expected ─headers─> Reading ─end of the body─> Asked ─picked─> Passing ─end─> Over
+//!                        └────── the body does not matter ────^
+//! response: Expected ─headers─> Asked ─stamped─> Passing ─end─> Over
+//! ```
+//!
+//! The two sides know nothing of each other: an engine may answer before it has read the request. What a picker has to
+//! decide comes out as a [`Question`]; whoever drives the exchange answers it before the next message. A refusal ends
+//! everything.
+//!
+//! The first message says how the proxy sends bodies. `FULL_DUPLEX_STREAMED` (the endpoint picker protocol's mode, and
+//! what is assumed of a proxy that does not say): it sends on what it gets back. In every other mode it waits for the
+//! answer to the headers and keeps the body, so no reply waits for a body there.
+
+use std::{collections::VecDeque, mem, net::SocketAddr};
+
+use bytes::{Bytes, BytesMut};
+use http::StatusCode;
+
+use super::{
+    head::{self, Head},
+    proto::envoy::{
+        extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode as Mode,
+        service::ext_proc::v3::{
+            HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse, processing_request::Request,
+            processing_response::Response,
+        },
+    },
+    reply::{self, Destination, Headers},
+};
+
+/// What a picker decides.
+#[derive(PartialEq, Debug)]
+pub enum Question {
+    /// Where does this request go? [`Exchange::picked`] or [`Exchange::refused`].
+    Where {
+        /// Its headers.
+        head: Head,
+        /// The endpoints to choose from; `None`: any.
+        subset: Option<Vec<SocketAddr>>,
+        /// The whole body, where it matters.
+        body: Option<Bytes>,
+    },
+    /// What is stamped on this response? [`Exchange::stamped`].
+    Who {
+        /// Its status.
+        status: Option<StatusCode>,
+        /// Who made it, where the proxy says so.
+        served: Option<SocketAddr>,
+    },
+    /// The response is whole. Nothing to answer.
+    Whole,
+    /// The request's body is longer than allowed: [`Exchange::refused`].
+    TooLong,
+}
+
+/// A message that the protocol does not allow at this point, or one that is not known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Violation {
+    /// Headers came twice.
+    #[error("the headers of the {0} came before")]
+    Again(&'static str),
+    /// A body or trailers came without headers: the picker has to be sent these.
+    #[error("the {0} has no headers: set the processing mode of its headers to SEND")]
+    Headless(&'static str),
+    /// Something came after the end.
+    #[error("the {0} has ended before")]
+    Ended(&'static str),
+    /// A question was not answered.
+    #[error("the headers of the {0} are not answered yet")]
+    Unanswered(&'static str),
+    /// None of the messages of `proto/`.
+    #[error("a message of an unknown kind")]
+    Unknown,
+    /// Bodies of gRPC requests.
+    #[error("the body mode GRPC is not served: FULL_DUPLEX_STREAMED is")]
+    Grpc,
+}
+
+/// How a side's body came to its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    /// With the headers: there is none.
+    Headers,
+    /// With its last part.
+    Body,
+    /// With trailers.
+    Trailers,
+}
+
+/// One side of the exchange.
+#[derive(Debug)]
+enum Side {
+    /// Nothing came.
+    Expected,
+    /// The body is read before the question is asked.
+    Reading { head: Head, subset: Option<Vec<SocketAddr>>, parts: Vec<Bytes>, length: u64 },
+    /// The question is asked. What was read until then, and how that ended.
+    Asked { read: Option<Bytes>, end: Option<End> },
+    /// The headers are answered. The length of the body until now.
+    Passing { length: u64 },
+    /// The end came.
+    Over,
+}
+
+/// The state of one exchange.
+#[derive(Debug)]
+pub struct Exchange {
+    /// Whether a request's body matters.
+    matters: fn(&Head) -> bool,
+    /// Longest request body, bytes.
+    limit: u64,
+    modes: Option<[Mode; 2]>,
+    request: Side,
+    response: Side,
+    out: VecDeque<ProcessingResponse>,
+    refused: bool,
+}
+
+const REQUEST: &str = "request";
+const RESPONSE: &str = "response";
+
+impl Exchange {
+    /// Of a request to come. `matters` says whether its body has to be read before it is known where it goes;
+    /// `limit` is the longest body in bytes.
+    #[must_use]
+    pub fn new(matters: fn(&Head) -> bool, limit: u64) -> Self {
+        Self {
+            matters,
+            limit,
+            modes: None,
+            request: Side::Expected,
+            response: Side::Expected,
+            out: VecDeque::new(),
+            refused: false,
+        }
+    }
+
+    /// Takes a message. A question has to be answered before the next one.
+    pub fn receive(&mut self, message: ProcessingRequest) -> Result<Option<Question>, Violation> {
+        let ProcessingRequest { request, metadata_context, observability_mode, protocol_config } = message;
+        let modes = *self.modes.get_or_insert_with(|| {
+            protocol_config.map_or([Mode::FullDuplexStreamed; 2], |config| {
+                [config.request_body_mode(), config.response_body_mode()]
+            })
+        });
+        if modes.contains(&Mode::Grpc) {
+            return Err(Violation::Grpc);
+        }
+        // Nobody listens, and nothing may be answered.
+        if observability_mode || self.refused {
+            return Ok(None);
+        }
+        let metadata = metadata_context.as_ref();
+        let [request_mode, response_mode] = modes;
+        match request.ok_or(Violation::Unknown)? {
+            Request::RequestHeaders(headers) => {
+                let subset = head::subset(metadata);
+                self.request_headers(headers, subset, request_mode == Mode::FullDuplexStreamed)
+            }
+            Request::RequestBody(body) => self.request_body(body, request_mode),
+            Request::RequestTrailers(_) => self.request_trailers(),
+            Request::ResponseHeaders(headers) => {
+                if !matches!(self.response, Side::Expected) {
+                    return Err(Violation::Again(RESPONSE));
+                }
+                let end = headers.end_of_stream.then_some(End::Headers);
+                self.response = Side::Asked { read: None, end };
+                let status = Head::new(headers.headers).status();
+                Ok(Some(Question::Who { status, served: head::served(metadata) }))
+            }
+            Request::ResponseBody(body) => {
+                let end = body.end_of_stream;
+                passing(&self.response, RESPONSE)?;
+                self.pass(Response::ResponseBody, body, response_mode);
+                Ok(self.ended(end))
+            }
+            Request::ResponseTrailers(_) => {
+                passing(&self.response, RESPONSE)?;
+                self.send(Response::ResponseTrailers(reply::trailers()));
+                Ok(self.ended(true))
+            }
+        }
+    }
+
+    fn request_headers(
+        &mut self,
+        headers: HttpHeaders,
+        subset: Option<Vec<SocketAddr>>,
+        duplex: bool,
+    ) -> Result<Option<Question>, Violation> {
+        if !matches!(self.request, Side::Expected) {
+            return Err(Violation::Again(REQUEST));
+        }
+        let head = Head::new(headers.headers);
+        let end = headers.end_of_stream.then_some(End::Headers);
+        let matters = (self.matters)(&head);
+        if duplex && end.is_none() && matters {
+            self.request = Side::Reading { head, subset, parts: Vec::new(), length: 0 };
+            return Ok(None);
+        }
+        self.request = Side::Asked { read: None, end };
+        // A body that matters and is not there is one that is empty.
+        let body = (end.is_some() && matters).then(Bytes::new);
+        Ok(Some(Question::Where { head, subset, body }))
+    }
+
+    fn request_body(&mut self, body: HttpBody, mode: Mode) -> Result<Option<Question>, Violation> {
+        let added = body.body.len() as u64;
+        if let Side::Reading { parts, length, .. } = &mut self.request {
+            *length += added;
+            if *length > self.limit {
+                return Ok(Some(Question::TooLong));
+            }
+            parts.push(body.body);
+            return Ok(if body.end_of_stream { self.read(End::Body) } else { None });
+        }
+        let length = passing(&self.request, REQUEST)? + added;
+        if length > self.limit {
+            return Ok(Some(Question::TooLong));
+        }
+        self.request = if body.end_of_stream { Side::Over } else { Side::Passing { length } };
+        self.pass(Response::RequestBody, body, mode);
+        Ok(None)
+    }
+
+    fn request_trailers(&mut self) -> Result<Option<Question>, Violation> {
+        if let Side::Reading { .. } = self.request {
+            return Ok(self.read(End::Trailers));
+        }
+        passing(&self.request, REQUEST)?;
+        self.request = Side::Over;
+        self.send(Response::RequestTrailers(reply::trailers()));
+        Ok(None)
+    }
+
+    /// The body that matters is there.
+    fn read(&mut self, end: End) -> Option<Question> {
+        let Side::Reading { head, subset, parts, length } = mem::replace(&mut self.request, Side::Over)
+        else {
+            return None;
+        };
+        let body = joined(parts, length);
+        self.request = Side::Asked { read: Some(body.clone()), end: Some(end) };
+        Some(Question::Where { head, subset, body: Some(body) })
+    }
+
+    /// Answers [`Question::Where`].
+    pub fn picked(&mut self, destination: Destination) {
+        let Side::Asked { read, end } = mem::replace(&mut self.request, Side::Passing { length: 0 }) else {
+            return;
+        };
+        let (headers, metadata) = destination.into_response();
+        self.out.push_back(ProcessingResponse {
+            response: Some(Response::RequestHeaders(headers)),
+            dynamic_metadata: Some(metadata),
+        });
+        if let Some(body) = read {
+            for piece in reply::pieces(body, end == Some(End::Body)) {
+                self.send(Response::RequestBody(piece));
+            }
+        }
+        if end == Some(End::Trailers) {
+            self.send(Response::RequestTrailers(reply::trailers()));
+        }
+        if end.is_some() {
+            self.request = Side::Over;
+        }
+    }
+
+    /// Answers [`Question::Who`] with the changes to the response's headers.
+    pub fn stamped(&mut self, headers: Headers) -> Option<Question> {
+        let Side::Asked { end, .. } = mem::replace(&mut self.response, Side::Passing { length: 0 }) else {
+            return None;
+        };
+        self.send(Response::ResponseHeaders(reply::headers(headers)));
+        self.ended(end.is_some())
+    }
+
+    /// Answers the client with a response of its own, and ends the exchange. `details` is for the proxy's log.
+    pub fn refused(&mut self, status: StatusCode, details: &str, head: Headers, body: Bytes) {
+        self.out.clear();
+        self.send(Response::ImmediateResponse(reply::immediate(status, details, head, body)));
+        self.refused = true;
+    }
+
+    /// The next message to send.
+    pub fn next_reply(&mut self) -> Option<ProcessingResponse> {
+        self.out.pop_front()
+    }
+
+    /// Everything is said: the stream may end.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.refused && self.out.is_empty()
+    }
+
+    fn send(&mut self, response: Response) {
+        self.out.push_back(ProcessingResponse { response: Some(response), dynamic_metadata: None });
+    }
+
+    /// Sends a part of a body on, or lets it go on.
+    fn pass(
+        &mut self,
+        as_response: fn(super::proto::envoy::service::ext_proc::v3::BodyResponse) -> Response,
+        body: HttpBody,
+        mode: Mode,
+    ) {
+        if mode == Mode::FullDuplexStreamed {
+            for piece in reply::pieces(body.body, body.end_of_stream) {
+                self.send(as_response(piece));
+            }
+        } else {
+            self.send(as_response(reply::unchanged()));
+        }
+    }
+
+    /// The response is whole, perhaps.
+    fn ended(&mut self, end: bool) -> Option<Question> {
+        end.then(|| {
+            self.response = Side::Over;
+            Question::Whole
+        })
+    }
+}
+
+/// The length of a body until now, if a part of it may come.
+fn passing(side: &Side, name: &'static str) -> Result<u64, Violation> {
+    match side {
+        Side::Passing { length } => Ok(*length),
+        Side::Expected => Err(Violation::Headless(name)),
+        Side::Asked { .. } | Side::Reading { .. } => Err(Violation::Unanswered(name)),
+        Side::Over => Err(Violation::Ended(name)),
+    }
+}
+
+/// The parts of a body in one: that is the one copy that is made of it, and none where it came in one part.
+fn joined(mut parts: Vec<Bytes>, length: u64) -> Bytes {
+    if parts.len() <= 1 {
+        return parts.pop().unwrap_or_default();
+    }
+    let mut whole = BytesMut::with_capacity(usize::try_from(length).unwrap_or(0));
+    for part in &parts {
+        whole.extend_from_slice(part);
+    }
+    whole.freeze()
+}
+
+#[cfg(test)]
+mod tests;

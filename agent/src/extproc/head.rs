@@ -1,0 +1,146 @@
+//! What a message's headers and metadata say (E3).
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use prost_types::{Value, value::Kind};
+
+use super::proto::envoy::config::core::v3::{HeaderMap, HeaderValue, Metadata};
+
+/// The metadata that belongs to load balancing: what is picked, and what served.
+pub const NAMESPACE: &str = "envoy.lb";
+/// Names the endpoints picked, in headers and in metadata.
+pub const DESTINATION: &str = "x-gateway-destination-endpoint";
+/// Names the endpoint that served, in metadata.
+const SERVED: &str = "x-gateway-destination-endpoint-served";
+/// The metadata that restricts the choice.
+const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
+/// Names the endpoints to choose from, in that metadata.
+const SUBSET: &str = "x-gateway-destination-endpoint-subset";
+
+/// The headers of a request or response, in the order of the message.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Head(HeaderMap);
+
+impl Head {
+    /// Of a message.
+    #[must_use]
+    pub fn new(headers: Option<HeaderMap>) -> Self {
+        Self(headers.unwrap_or_default())
+    }
+
+    /// Each header: its name, in lower case, and its value.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.0.headers.iter().map(|header| (&*header.key, value(header)))
+    }
+
+    /// The first value of a header; empty where there is none.
+    #[must_use]
+    pub fn first(&self, name: &str) -> &[u8] {
+        self.iter().find(|(key, _)| *key == name).map_or(&[], |(_, value)| value)
+    }
+
+    /// The status of a response, if it has one.
+    #[must_use]
+    pub fn status(&self) -> Option<http::StatusCode> {
+        http::StatusCode::from_bytes(self.first(":status")).ok()
+    }
+}
+
+/// Envoy writes one of the two fields, older ones the other.
+fn value(header: &HeaderValue) -> &[u8] {
+    if header.raw_value.is_empty() { header.value.as_bytes() } else { &header.raw_value }
+}
+
+/// The endpoints to choose from; `None`: any. What is no address is no endpoint either.
+#[must_use]
+pub fn subset(metadata: Option<&Metadata>) -> Option<Vec<SocketAddr>> {
+    let hint = field(metadata?, SUBSET_NAMESPACE, SUBSET)?;
+    let mut subset = Vec::new();
+    match hint.kind.as_ref()? {
+        Kind::StringValue(text) => subset.extend(text.split(',').filter_map(address)),
+        Kind::ListValue(list) => {
+            subset.extend(list.values.iter().filter_map(|value| address(text(value)?)));
+        }
+        _ => {}
+    }
+    Some(subset)
+}
+
+/// The endpoint that served, where the proxy says so.
+#[must_use]
+pub fn served(metadata: Option<&Metadata>) -> Option<SocketAddr> {
+    address(text(field(metadata?, NAMESPACE, SERVED)?)?)
+}
+
+fn field<'m>(metadata: &'m Metadata, namespace: &str, name: &str) -> Option<&'m Value> {
+    metadata.filter_metadata.get(namespace)?.fields.get(name)
+}
+
+fn text(value: &Value) -> Option<&str> {
+    match value.kind.as_ref()? {
+        Kind::StringValue(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// IPv4-mapped IPv6 is IPv4, as in the snapshot.
+fn address(text: &str) -> Option<SocketAddr> {
+    let address: SocketAddr = text.trim().parse().ok()?;
+    Some(SocketAddr::new(address.ip().to_canonical(), address.port()))
+}
+
+/// A header as it is sent.
+pub(super) fn header(name: &str, value: Bytes) -> HeaderValue {
+    HeaderValue { key: name.to_owned(), value: String::new(), raw_value: value }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost_types::{ListValue, Struct};
+
+    use super::*;
+
+    fn metadata(namespace: &str, name: &str, kind: Kind) -> Metadata {
+        let fields = [(name.to_owned(), Value { kind: Some(kind) })].into();
+        Metadata { filter_metadata: [(namespace.to_owned(), Struct { fields })].into() }
+    }
+
+    fn string(text: &str) -> Kind {
+        Kind::StringValue(text.to_owned())
+    }
+
+    #[test]
+    fn e3_a_header_is_read_from_either_field() {
+        let raw = HeaderValue { key: ":status".into(), value: String::new(), raw_value: "503".into() };
+        let plain = HeaderValue { key: ":path".into(), value: "/x".into(), raw_value: Bytes::new() };
+        let head = Head::new(Some(HeaderMap { headers: vec![raw, plain] }));
+        assert_eq!(head.first(":path"), b"/x");
+        assert_eq!(head.status(), Some(http::StatusCode::SERVICE_UNAVAILABLE));
+        assert_eq!((head.first("x"), Head::default().status()), (&b""[..], None));
+    }
+
+    #[test]
+    fn e3_a_subset_is_a_list_or_a_comma_list_and_an_empty_one_is_not_none() {
+        let of = |kind| subset(Some(&metadata("envoy.lb.subset_hint", SUBSET, kind)));
+        let list = |texts: &[&str]| {
+            let values = texts.iter().map(|text| Value { kind: Some(string(text)) }).collect();
+            Kind::ListValue(ListValue { values })
+        };
+        let two: Vec<SocketAddr> = ["10.0.0.1:1".parse().unwrap(), "[fd00::1]:2".parse().unwrap()].into();
+        assert_eq!(of(list(&["10.0.0.1:1", "pod:8000", "[fd00::1]:2"])), Some(two.clone()));
+        assert_eq!(of(string("[::ffff:10.0.0.1]:1, [fd00::1]:2")), Some(two));
+        for empty in [list(&[]), string(""), Kind::BoolValue(true)] {
+            assert_eq!(of(empty), Some(Vec::new()), "nobody, not anybody");
+        }
+        assert_eq!(subset(None), None);
+        assert_eq!(subset(Some(&metadata("envoy.lb", SUBSET, string("10.0.0.1:1")))), None, "elsewhere");
+    }
+
+    #[test]
+    fn e3_who_served_is_one_address() {
+        let of = |text| served(Some(&metadata("envoy.lb", SERVED, string(text))));
+        assert_eq!(of("10.0.0.1:80"), Some("10.0.0.1:80".parse().unwrap()));
+        assert_eq!((of("pod"), served(None)), (None, None));
+    }
+}

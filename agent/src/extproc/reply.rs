@@ -1,0 +1,117 @@
+//! What is answered: header changes, bodies in pieces, and responses that no endpoint made (E2, E4, E5).
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, StatusCode};
+use prost_types::{Struct, Value, value::Kind};
+
+use super::{
+    head::{DESTINATION, NAMESPACE, header},
+    proto::envoy::{
+        config::core::v3::{HeaderValueOption, header_value_option::HeaderAppendAction},
+        service::ext_proc::v3::{
+            BodyMutation, BodyResponse, CommonResponse, HeaderMutation, HeadersResponse, ImmediateResponse,
+            StreamedBodyResponse, TrailersResponse, body_mutation::Mutation,
+        },
+        r#type::v3::HttpStatus,
+    },
+};
+
+/// Longest piece of a body, bytes: Envoy takes messages of 64 KiB, their other fields included.
+pub const PIECE: usize = 62_000;
+
+/// The header by which llm-d's sidecar learns the prefill endpoint.
+pub const PREFILLER: &str = "x-prefiller-host-port";
+
+/// Where a request goes.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Destination {
+    /// The endpoints in the order in which they are to be tried, joined by commas.
+    pub endpoints: String,
+    /// The prefill endpoint.
+    pub prefill: Option<String>,
+    /// Headers of the client that are not for engines.
+    pub remove: Vec<String>,
+}
+
+/// Changes to a response's headers: a value, or none.
+pub type Headers = Vec<(HeaderName, Option<HeaderValue>)>;
+
+impl Destination {
+    /// The answer to the request's headers.
+    pub(super) fn into_response(self) -> (HeadersResponse, Struct) {
+        let Self { endpoints, prefill, mut remove } = self;
+        // Removed before it is set: however many lines of it there were, one is left.
+        remove.push(PREFILLER.to_owned());
+        let mut set_headers = vec![overwrite(DESTINATION, endpoints.clone().into())];
+        set_headers.extend(prefill.map(|prefill| overwrite(PREFILLER, prefill.into())));
+        let common = CommonResponse {
+            header_mutation: Some(HeaderMutation { set_headers, remove_headers: remove }),
+            body_mutation: None,
+            clear_route_cache: true,
+        };
+        let of = |name: &str, kind| Struct { fields: [(name.to_owned(), Value { kind: Some(kind) })].into() };
+        let endpoints = of(DESTINATION, Kind::StringValue(endpoints));
+        (HeadersResponse { response: Some(common) }, of(NAMESPACE, Kind::StructValue(endpoints)))
+    }
+}
+
+fn overwrite(name: &str, value: Bytes) -> HeaderValueOption {
+    HeaderValueOption {
+        header: Some(header(name, value)),
+        append_action: HeaderAppendAction::OverwriteIfExistsOrAdd.into(),
+    }
+}
+
+/// As a message has them.
+fn mutation(headers: Headers) -> HeaderMutation {
+    let mut mutation = HeaderMutation::default();
+    for (name, value) in headers {
+        // Removed first in any case: one value is left, whatever the engine sent.
+        mutation.remove_headers.push(name.as_str().to_owned());
+        if let Some(value) = value {
+            let value = Bytes::copy_from_slice(value.as_bytes());
+            mutation.set_headers.push(overwrite(name.as_str(), value));
+        }
+    }
+    mutation
+}
+
+/// The answer to a response's headers.
+pub(super) fn headers(headers: Headers) -> HeadersResponse {
+    let header_mutation = (!headers.is_empty()).then(|| mutation(headers));
+    HeadersResponse { response: Some(CommonResponse { header_mutation, ..CommonResponse::default() }) }
+}
+
+/// Lets a body go on as it is, where the proxy keeps it.
+pub(super) fn unchanged() -> BodyResponse {
+    BodyResponse { response: Some(CommonResponse::default()) }
+}
+
+/// Sends a body on, in pieces; the last one ends it with `end`. One piece at least.
+pub(super) fn pieces(mut body: Bytes, end: bool) -> impl Iterator<Item = BodyResponse> {
+    let mut done = false;
+    std::iter::from_fn(move || {
+        if std::mem::replace(&mut done, body.len() <= PIECE) {
+            return None;
+        }
+        let piece = body.split_to(body.len().min(PIECE));
+        let streamed = StreamedBodyResponse { body: piece, end_of_stream: end && done };
+        let body_mutation = Some(BodyMutation { mutation: Some(Mutation::StreamedResponse(streamed)) });
+        Some(BodyResponse { response: Some(CommonResponse { body_mutation, ..CommonResponse::default() }) })
+    })
+}
+
+/// Lets trailers go on.
+pub(super) fn trailers() -> TrailersResponse {
+    TrailersResponse { header_mutation: None }
+}
+
+/// A response that no endpoint made. `details` is for the proxy's log.
+pub(super) fn immediate(status: StatusCode, details: &str, head: Headers, body: Bytes) -> ImmediateResponse {
+    ImmediateResponse {
+        status: Some(HttpStatus { code: status.as_u16().into() }),
+        headers: Some(mutation(head)),
+        body,
+        details: details.to_owned(),
+    }
+}
