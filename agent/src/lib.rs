@@ -16,6 +16,7 @@ pub mod cluster;
 pub mod config;
 pub mod extproc;
 pub mod fatal;
+mod gathered;
 pub mod gating;
 pub mod kernel;
 pub mod observe;

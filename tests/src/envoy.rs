@@ -134,7 +134,8 @@ pub fn config(listen: SocketAddr, route: &Route, fallback: Option<&Fallback>) ->
         json!({}),
     ));
     if fallback.is_some() {
-        to_engines["retry_policy"] = json!({"retry_on": "connect-failure", "num_retries": 2});
+        // As many tries as the picker names endpoints: one more would be any endpoint, of any revision.
+        to_engines["retry_policy"] = json!({"retry_on": "connect-failure", "num_retries": 1});
     }
     let manager = json!({
         "stat_prefix": "front",

@@ -16,7 +16,7 @@
 
 use std::{collections::VecDeque, mem, net::SocketAddr};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::StatusCode;
 
 use super::{
@@ -30,6 +30,7 @@ use super::{
     },
     reply::{self, Destination, Headers},
 };
+use crate::gathered::Gathered;
 
 /// What a picker decides.
 #[derive(PartialEq, Debug)]
@@ -96,7 +97,7 @@ enum Side {
     /// Nothing came.
     Expected,
     /// The body is read before the question is asked.
-    Reading { head: Head, subset: Option<Vec<SocketAddr>>, parts: Vec<Bytes>, length: u64 },
+    Reading { head: Head, subset: Option<Vec<SocketAddr>>, body: Gathered },
     /// The question is asked. What was read until then, and how that ended.
     Asked { read: Option<Bytes>, end: Option<End> },
     /// The headers are answered. The length of the body until now.
@@ -198,7 +199,7 @@ impl Exchange {
         let end = headers.end_of_stream.then_some(End::Headers);
         let matters = (self.matters)(&head);
         if duplex && end.is_none() && matters {
-            self.request = Side::Reading { head, subset, parts: Vec::new(), length: 0 };
+            self.request = Side::Reading { head, subset, body: Gathered::new(None) };
             return Ok(None);
         }
         self.request = Side::Asked { read: None, end };
@@ -209,12 +210,11 @@ impl Exchange {
 
     fn request_body(&mut self, body: HttpBody, mode: Mode) -> Result<Option<Question>, Violation> {
         let added = body.body.len() as u64;
-        if let Side::Reading { parts, length, .. } = &mut self.request {
-            *length += added;
-            if *length > self.limit {
+        if let Side::Reading { body: read, .. } = &mut self.request {
+            if read.length() as u64 + added > self.limit {
                 return Ok(Some(Question::TooLong));
             }
-            parts.push(body.body);
+            read.add(body.body);
             return Ok(if body.end_of_stream { self.read(End::Body) } else { None });
         }
         let length = passing(&self.request, REQUEST)? + added;
@@ -238,11 +238,10 @@ impl Exchange {
 
     /// The body that matters is there.
     fn read(&mut self, end: End) -> Option<Question> {
-        let Side::Reading { head, subset, parts, length } = mem::replace(&mut self.request, Side::Over)
-        else {
+        let Side::Reading { head, subset, body } = mem::replace(&mut self.request, Side::Over) else {
             return None;
         };
-        let body = joined(parts, length);
+        let body = body.finish();
         self.request = Side::Asked { read: Some(body.clone()), end: Some(end) };
         Some(Question::Where { head, subset, body: Some(body) })
     }
@@ -257,7 +256,8 @@ impl Exchange {
             response: Some(Response::RequestHeaders(headers)),
             dynamic_metadata: Some(metadata),
         });
-        if let Some(body) = read {
+        // Before trailers an empty piece would answer nothing.
+        if let Some(body) = read.filter(|body| !body.is_empty() || end == Some(End::Body)) {
             for piece in reply::pieces(body, end == Some(End::Body)) {
                 self.send(Response::RequestBody(piece));
             }
@@ -297,6 +297,12 @@ impl Exchange {
         self.refused && self.out.is_empty()
     }
 
+    /// The request was announced and is not answered: it must not go on.
+    #[must_use]
+    pub fn is_owing(&self) -> bool {
+        !self.refused && matches!(self.request, Side::Reading { .. } | Side::Asked { .. })
+    }
+
     fn send(&mut self, response: Response) {
         self.out.push_back(ProcessingResponse { response: Some(response), dynamic_metadata: None });
     }
@@ -334,18 +340,6 @@ fn passing(side: &Side, name: &'static str) -> Result<u64, Violation> {
         Side::Asked { .. } | Side::Reading { .. } => Err(Violation::Unanswered(name)),
         Side::Over => Err(Violation::Ended(name)),
     }
-}
-
-/// The parts of a body in one: that is the one copy that is made of it, and none where it came in one part.
-fn joined(mut parts: Vec<Bytes>, length: u64) -> Bytes {
-    if parts.len() <= 1 {
-        return parts.pop().unwrap_or_default();
-    }
-    let mut whole = BytesMut::with_capacity(usize::try_from(length).unwrap_or(0));
-    for part in &parts {
-        whole.extend_from_slice(part);
-    }
-    whole.freeze()
 }
 
 #[cfg(test)]

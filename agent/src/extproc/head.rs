@@ -57,9 +57,9 @@ fn value(header: &HeaderValue) -> &[u8] {
 pub fn subset(metadata: Option<&Metadata>) -> Option<Vec<SocketAddr>> {
     let hint = field(metadata?, SUBSET_NAMESPACE, SUBSET)?;
     let mut subset = Vec::new();
-    match hint.kind.as_ref()? {
-        Kind::StringValue(text) => subset.extend(text.split(',').filter_map(address)),
-        Kind::ListValue(list) => {
+    match &hint.kind {
+        Some(Kind::StringValue(text)) => subset.extend(text.split(',').filter_map(address)),
+        Some(Kind::ListValue(list)) => {
             subset.extend(list.values.iter().filter_map(|value| address(text(value)?)));
         }
         _ => {}

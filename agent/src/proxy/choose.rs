@@ -29,18 +29,24 @@ pub(super) enum Want {
         /// Whether no other will do.
         mode: SelectorMode,
     },
-    /// To be one of these, and no other will do.
+    /// To be one of these, and no other will do. See [`one_of`](Self::one_of).
     OneOf(Arc<[SocketAddr]>),
 }
 
 impl Want {
+    /// To be one of these: sorted, as each is looked for many times.
+    pub(super) fn one_of(mut addresses: Vec<SocketAddr>) -> Self {
+        addresses.sort_unstable();
+        Self::OneOf(addresses.into())
+    }
+
     /// Whether the endpoint's Pod has the label with that value, or it is one of those.
     pub(super) fn is_met_by(&self, endpoint: &Endpoint) -> bool {
         match self {
             Self::Label { label, value, .. } => {
                 endpoint.pod.labels.get(label).is_some_and(|found| **found == **value)
             }
-            Self::OneOf(addresses) => addresses.contains(&endpoint.address),
+            Self::OneOf(addresses) => addresses.binary_search(&endpoint.address).is_ok(),
         }
     }
 
@@ -409,7 +415,7 @@ mod tests {
     fn e3_one_of_a_subset_and_no_other() {
         let all = endpoints(6, |port| port == 0);
         let of = |ports: &[usize], draw| {
-            let wants = [Want::OneOf(ports.iter().map(|port| all[*port].address).collect())];
+            let wants = [Want::one_of(ports.iter().map(|port| all[*port].address).collect())];
             let candidates = Candidates { all: &all, local: &all[..1], tried: &[], wants: &wants };
             candidates.choose(rules(draw, draw)).map(|e| e.address.port())
         };

@@ -74,6 +74,9 @@ const FRAME: usize = 64 * 1024;
 /// Bytes of each stream and of all streams of a connection that may come unasked. A request whose engine does not read
 /// keeps its own stream waiting, and not those of all others.
 const STREAM_WINDOW: u32 = 256 << 10;
+/// Calls that a proxy may reset before they are looked at: all of its clients share one connection, and each that leaves
+/// is a reset.
+const RESETS: usize = 1024;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
 /// How a proxy's connection is served: each of its requests is one call, and lasts as long.
@@ -81,7 +84,8 @@ pub(super) fn configure(builder: &mut http2::Builder<Local>, http: &HttpConfig) 
     builder
         .max_concurrent_streams(u32::try_from(http.max_requests).unwrap_or(u32::MAX))
         .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW);
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_pending_accept_reset_streams(RESETS);
 }
 
 /// Answers one call.
@@ -129,12 +133,17 @@ fn none() -> PickerBody {
     Either::Right(Box::pin(none))
 }
 
+/// What a call has for its messages until they need more, and what is sent at a time, bytes.
+fn buffers() -> BufferSettings {
+    BufferSettings::new(1 << 10, 32 << 10)
+}
+
 /// The messages of a call.
 fn messages<M>(body: Incoming, http: &HttpConfig) -> Streaming<M>
 where
     M: prost::Message + Default + Send + 'static,
 {
-    let decoder = ProstDecoder::new(BufferSettings::default());
+    let decoder = ProstDecoder::new(buffers());
     let longest = usize::try_from(http.max_body).unwrap_or(usize::MAX).saturating_add(FRAME);
     Streaming::new_request(decoder, body, None, Some(longest))
 }
@@ -145,6 +154,6 @@ where
     M: prost::Message,
     S: futures_util::Stream<Item = Result<M, Status>>,
 {
-    let encoder = ProstEncoder::new(BufferSettings::default());
+    let encoder = ProstEncoder::new(buffers());
     EncodeBody::new_server(encoder, messages, None, SingleMessageCompressionOverride::default(), None)
 }

@@ -1,7 +1,4 @@
 //! Reading whole what must be: a client's body, which both legs send, and a prefill's reply.
-//!
-//! One piece stays where it was read. Several are joined in one buffer, which grows twofold, and never beyond a length
-//! that was told: what is merely promised takes no memory.
 
 use std::{
     future::poll_fn,
@@ -12,19 +9,17 @@ use std::{
 };
 
 use bytes::Bytes;
-use http_body::{Body, SizeHint};
+use http_body::Body;
 use hyper::body::Incoming;
 
 use crate::{
     config::HttpConfig,
+    gathered::Gathered,
     proxy::{
         deadlines::Deadline, error::ProxyError, forward::Answer, link::LinkError, listener::Listener,
         worker::Worker,
     },
 };
-
-/// The first buffer for what comes in pieces, bytes.
-const FIRST: usize = 64 * 1024;
 
 /// Reads a client's body.
 pub(super) async fn body(
@@ -36,7 +31,7 @@ pub(super) async fn body(
     if incoming.size_hint().lower() > limit {
         return Err(ProxyError::BodyTooLarge { limit });
     }
-    let mut text = Gathered::new(&incoming.size_hint());
+    let mut text = Gathered::new(incoming.size_hint().exact());
     let mut quiet = Quiet::new(worker, http.idle_timeout);
     while let Some(frame) = poll_fn(|cx| {
         let polled = Pin::new(&mut incoming).poll_frame(cx);
@@ -67,7 +62,7 @@ pub(super) async fn reply(
     let address = lease.target.endpoint.address;
     lease.target.endpoint.vitals.answered();
     let mut download = response.into_body();
-    let mut text = Gathered::new(&download.size_hint());
+    let mut text = Gathered::new(download.size_hint().exact());
     let mut link = Some(link);
     let mut quiet = Quiet::new(worker, http.stream_idle_timeout);
     let mut length = 0_u64;
@@ -111,46 +106,6 @@ fn broken(address: SocketAddr, error: LinkError) -> ProxyError {
     }
 }
 
-/// A text that comes in pieces.
-struct Gathered {
-    /// While there is one piece.
-    first: Bytes,
-    /// All, once there are several.
-    joined: Vec<u8>,
-    /// How long it will be, where that was told.
-    told: usize,
-}
-
-impl Gathered {
-    /// Of which nothing came yet.
-    fn new(told: &SizeHint) -> Self {
-        let told = told.exact().and_then(|length| usize::try_from(length).ok());
-        Self { first: Bytes::new(), joined: Vec::new(), told: told.unwrap_or(usize::MAX) }
-    }
-
-    fn length(&self) -> usize {
-        self.first.len() + self.joined.len()
-    }
-
-    fn add(&mut self, piece: Bytes) {
-        let length = self.length() + piece.len();
-        if length == piece.len() {
-            self.first = piece;
-            return;
-        }
-        if length > self.joined.capacity() {
-            let grown = self.joined.capacity().saturating_mul(2).max(FIRST).min(self.told).max(length);
-            self.joined.reserve_exact(grown - self.joined.len());
-        }
-        self.joined.extend_from_slice(&std::mem::take(&mut self.first));
-        self.joined.extend_from_slice(&piece);
-    }
-
-    fn finish(self) -> Bytes {
-        if self.joined.is_empty() { self.first } else { self.joined.into() }
-    }
-}
-
 /// How long nothing has come that was waited for.
 struct Quiet<'a> {
     worker: &'a Worker,
@@ -190,30 +145,5 @@ impl<'a> Quiet<'a> {
             self.deadline = Some(self.worker.deadlines.set(at, cx.waker().clone()));
         }
         Poll::Pending
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_piece_is_not_copied_and_several_take_no_more_than_was_told() {
-        let piece = Bytes::from(vec![7; 1000]);
-        let mut one = Gathered::new(&SizeHint::with_exact(1000));
-        one.add(piece.clone());
-        assert_eq!(one.finish().as_ptr(), piece.as_ptr());
-
-        let mut several = Gathered { first: Bytes::new(), joined: Vec::new(), told: 200_000 };
-        let mut most = 0;
-        for _ in 0..200 {
-            several.add(piece.clone());
-            most = most.max(several.joined.capacity());
-            assert!(
-                several.joined.capacity() <= several.length().max(FIRST / 2) * 2,
-                "no promise is believed"
-            );
-        }
-        assert_eq!((most, several.finish().len()), (200_000, 200_000));
     }
 }

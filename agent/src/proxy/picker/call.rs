@@ -31,6 +31,13 @@ impl Call {
 
     fn receive(&mut self, message: ProcessingRequest) -> Result<(), Violation> {
         let mut question = self.exchange.receive(message)?;
+        // Before the first byte of a body is kept.
+        if question.is_none()
+            && self.exchange.is_owing()
+            && let Err(error) = self.conversation.may_begin()
+        {
+            self.conversation.refuse(&error, &mut self.exchange);
+        }
         while let Some(asked) = question.take() {
             match asked {
                 Question::Where { head, subset, body } => {
@@ -66,7 +73,9 @@ impl Stream for Call {
                 return Poll::Ready(None);
             }
             let Some(message) = ready!(Pin::new(&mut this.requests).poll_next(cx)) else {
-                return Poll::Ready(None);
+                // After a call that ends well, a proxy lets the request go on as it is: past the gate.
+                let owing = this.exchange.is_owing().then(|| Status::aborted("the request is not answered"));
+                return Poll::Ready(owing.map(Err));
             };
             if let Err(violation) = this.receive(message?) {
                 tracing::debug!(%violation, "the proxy's messages make no sense");

@@ -85,6 +85,18 @@ impl Conversation {
         Exchange::new(if pairs { has_legs } else { |_| false }, self.http.max_body)
     }
 
+    /// Whether there is any use in reading its body.
+    pub(super) fn may_begin(&self) -> Result<(), ProxyError> {
+        let listener = &self.in_flight.listener;
+        let limit = self.http.max_requests;
+        if listener.worker.shared.requests.load(Relaxed) > limit {
+            return Err(ProxyError::Overloaded { limit });
+        }
+        let mut decodes = listener.table.borrow_mut();
+        decodes.refresh(&listener.worker.shared.published);
+        decodes.headers().map_or(Err(ProxyError::NotSynced), |_| Ok(()))
+    }
+
     /// Where the request goes.
     pub(super) fn pick(
         &mut self,
@@ -101,10 +113,7 @@ impl Conversation {
             let access = Access::new(Arc::clone(&listener.name), method, uri, clock, self.started);
             self.in_flight.access = Some(Box::new(access));
         }
-        let limit = http.max_requests;
-        if worker.shared.requests.load(Relaxed) > limit {
-            return Err(ProxyError::Overloaded { limit });
-        }
+        self.may_begin()?;
         body.map_or(Ok(()), pair::check)?;
 
         let picker = listener.picker.as_ref().ok_or(ProxyError::NotSynced)?;
@@ -125,7 +134,7 @@ impl Conversation {
         let revision = match subset {
             None => decodes.revision(ask, worker.draw())?,
             Some(subset) => {
-                let only = [Want::OneOf(subset.into())];
+                let only = [Want::one_of(subset)];
                 let has = |table: &RoleTable, revision: &str| table.has_others(Some(revision), &[], &only);
                 let may = |revision: &str| {
                     has(&decodes, revision) && prefills.as_ref().is_none_or(|table| has(table, revision))
