@@ -144,6 +144,13 @@ impl Call {
         soon(self.replies.message()).await
     }
 
+    /// How the call ends when the gateway says no more.
+    pub(crate) async fn hang_up(self) -> Result<Option<ProcessingResponse>, Status> {
+        let Self { to, mut replies } = self;
+        drop(to);
+        soon(replies.message()).await
+    }
+
     /// What is changed of a response with that status, which the endpoint served that is named.
     pub(crate) async fn answered(&mut self, status: u16, served: Option<SocketAddr>) -> HeaderMutation {
         let headers = HttpHeaders {

@@ -73,6 +73,8 @@ async fn e4_nothing_eligible_is_refused_with_its_reason_for_a_get_too() {
     let before = Snapshot { synced: false, ..snapshot(&two(), &[]) };
     rig.published.store(Arc::new(before));
     gateway.get(&[]).await.is_refused(503, "not-synced");
+    let mut call = gateway.ask(request("POST", CHAT, &[], false)).await;
+    Picked::of(call.next().await).is_refused(503, "not-synced");
     rig.published.store(Arc::new(snapshot(&two(), &[])));
     assert_eq!(gateway.get(&[]).await.destinations().len(), 1, "by the snapshot that is in force");
 }
@@ -188,4 +190,17 @@ async fn what_is_no_call_and_what_makes_no_sense_gets_an_error() {
     call.body("x", true);
     let status = call.end().await.unwrap_err();
     assert_eq!(status.code(), tonic::Code::InvalidArgument, "{status}");
+}
+
+/// Envoy lets a request go on as it is when its call ends well.
+#[tokio::test]
+async fn g7_a_call_that_ends_before_its_request_is_answered_does_not_end_well() {
+    let rig = rig(pairs(), &two());
+    let mut gateway = Gateway::of(&rig).await;
+    let call = gateway.ask(request("POST", CHAT, &[], false)).await;
+    call.body("{", false);
+    assert_eq!(call.hang_up().await.unwrap_err().code(), tonic::Code::Aborted);
+    let mut call = gateway.ask(request("GET", "/", &[], true)).await;
+    call.next().await;
+    assert!(call.hang_up().await.unwrap().is_none());
 }

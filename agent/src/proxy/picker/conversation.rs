@@ -87,14 +87,12 @@ impl Conversation {
 
     /// Whether there is any use in reading its body.
     pub(super) fn may_begin(&self) -> Result<(), ProxyError> {
-        let listener = &self.in_flight.listener;
+        let shared = &self.in_flight.listener.worker.shared;
         let limit = self.http.max_requests;
-        if listener.worker.shared.requests.load(Relaxed) > limit {
+        if shared.requests.load(Relaxed) > limit {
             return Err(ProxyError::Overloaded { limit });
         }
-        let mut decodes = listener.table.borrow_mut();
-        decodes.refresh(&listener.worker.shared.published);
-        decodes.headers().map_or(Err(ProxyError::NotSynced), |_| Ok(()))
+        if shared.published.load().synced { Ok(()) } else { Err(ProxyError::NotSynced) }
     }
 
     /// Where the request goes.
