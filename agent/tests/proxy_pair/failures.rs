@@ -100,7 +100,8 @@ async fn h9_a_failed_prefill_is_told_at_once_though_the_decode_would_sleep() {
         // The decode would take a minute; the patience of a test is less.
         assert_eq!(rig.chat(ask()).await.status, 500, "{connector:?}");
         until(|| decode.in_flight() == 0).await;
-        assert_eq!(decode.calls(), usize::from(connector == ConnectorKind::Sglang));
+        // Of two legs at once the second may be cancelled before it arrives.
+        assert!(decode.calls() <= usize::from(connector == ConnectorKind::Sglang));
     }
 }
 

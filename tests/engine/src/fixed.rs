@@ -1,7 +1,7 @@
 //! The cheap server for benchmarks: one prepared answer to whatever is asked.
 //!
 //! It does not look at a request beyond where it ends (and whether it asks for the models), so that a proxy under measurement, not the engine behind it,
-//! takes the machine. Requests with a chunked body are refused (their end costs a parser).
+//! takes the machine. The end of a chunked body is looked for chunk by chunk: Envoy sends one where it may change it.
 
 use std::io;
 
@@ -18,8 +18,6 @@ const MAX_HEAD: usize = 64 * 1024;
 
 /// Largest request, bytes.
 const MAX_REQUEST: usize = 64 * 1024 * 1024;
-
-const REFUSAL: &[u8] = b"HTTP/1.1 411 Length Required\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
 /// Answers requests until the client leaves, `stop` is set, or a request cannot be followed.
 pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
@@ -43,11 +41,11 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
                 tallies.add(Tick::Completed, 1);
                 continue;
             }
-            Some(Request::Chunked) => return stream.write_all(REFUSAL).await,
+            Some(Request::More) if buffer.len() > MAX_REQUEST => return Ok(()),
             Some(Request::Whole(length)) if length > MAX_REQUEST => return Ok(()),
             Some(Request::Whole(length)) => buffer.reserve(length.min(MAX_HEAD)),
             None if buffer.len() > MAX_HEAD => return Ok(()),
-            None => {}
+            Some(Request::More) | None => {}
         }
         let read = select! {
             read = stream.read_buf(&mut buffer) => read?,
@@ -87,7 +85,8 @@ fn text(length: usize) -> String {
 enum Request {
     /// Bytes of head and body together.
     Whole(usize),
-    Chunked,
+    /// Chunks, the last of which is not there yet.
+    More,
 }
 
 /// Where the first request of the buffer ends; `None` while its head is not whole.
@@ -101,10 +100,25 @@ fn request_length(buffer: &[u8]) -> Option<Request> {
             let value = value.get(1..).unwrap_or_default().trim_ascii();
             body = std::str::from_utf8(value).ok().and_then(|value| value.parse().ok()).unwrap_or(0);
         } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
-            return Some(Request::Chunked);
+            let end = chunks(buffer.get(head..)?);
+            return Some(end.map_or(Request::More, |end| Request::Whole(head.saturating_add(end))));
         }
     }
     Some(Request::Whole(head.saturating_add(body)))
+}
+
+/// Where chunks end, once the last one is there. Trailers are not looked for.
+fn chunks(body: &[u8]) -> Option<usize> {
+    let mut at = 0_usize;
+    loop {
+        let rest = body.get(at..)?;
+        let line = rest.windows(2).position(|window| window == b"\r\n")?;
+        let size = usize::from_str_radix(std::str::from_utf8(rest.get(..line)?).ok()?, 16).ok()?;
+        at = at.checked_add(size)?.checked_add(line + 4)?;
+        if size == 0 {
+            return (at <= body.len()).then_some(at);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -129,9 +143,10 @@ mod tests {
             Some(Request::Whole(44))
         );
         assert_eq!(request_length(b"GET / HTTP/1.1\r\nhost: a\r\n"), None);
-        assert_eq!(
-            request_length(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"),
-            Some(Request::Chunked)
-        );
+        let chunked = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n";
+        assert_eq!(request_length(chunked), Some(Request::Whole(chunked.len())));
+        for part in 47..chunked.len() {
+            assert_eq!(request_length(&chunked[..part]), Some(Request::More), "{part}");
+        }
     }
 }

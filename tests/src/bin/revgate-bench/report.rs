@@ -248,8 +248,9 @@ fn envoy_version() -> String {
     let Some(program) = envoy::program() else { return "no Envoy".to_owned() };
     let text =
         Command::new(program).arg("--version").output().map(|output| output.stdout).unwrap_or_default();
-    let number = String::from_utf8_lossy(&text).split('/').nth(1).map(str::to_owned);
-    format!("Envoy {}", number.unwrap_or_default())
+    let text = String::from_utf8_lossy(&text);
+    let (_, build) = text.split_once("version: ").unwrap_or_default();
+    format!("Envoy {}", build.split('/').nth(1).unwrap_or_default())
 }
 
 /// Puts the report into a page, after its mark.
