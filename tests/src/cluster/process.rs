@@ -11,6 +11,8 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::wait::within;
+
 /// Longest time for anything that a cluster does. Generous: the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_mins(3);
 
@@ -120,15 +122,6 @@ impl Drop for Process {
 /// # Panics
 ///
 /// When it is not there for too long; says what was seen last.
-#[expect(clippy::disallowed_methods, reason = "the bound of a wait that would not end")]
-pub fn eventually<T: Debug>(what: &str, mut look: impl FnMut() -> T, there: impl Fn(&T) -> bool) -> T {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        let seen = look();
-        if there(&seen) {
-            return seen;
-        }
-        assert!(Instant::now() < end, "{what}: {seen:#?}");
-        thread::sleep(Duration::from_millis(100));
-    }
+pub fn eventually<T: Debug>(what: &str, look: impl FnMut() -> T, there: impl Fn(&T) -> bool) -> T {
+    within(PATIENCE, Duration::from_millis(100), what, look, there)
 }

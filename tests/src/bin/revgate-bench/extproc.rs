@@ -16,8 +16,8 @@ use tempfile::TempDir;
 use crate::{
     Plan, Result,
     cpu::Cores,
-    http::{BODIES, median},
-    load::{self, Load, Sample},
+    http::{BODIES, Outcome, Round},
+    load::{self, Load},
     server::{Kind, Server, free, start_engines, start_proxy},
 };
 
@@ -77,19 +77,6 @@ pub(crate) struct Row {
     pub(crate) results: [Outcome; WAYS.len()],
 }
 
-/// Medians over the rounds.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Outcome {
-    /// Answers per second.
-    pub(crate) rate: f64,
-    /// Median time of an answer, microseconds; for all but the direct one what they add to it.
-    pub(crate) median: f64,
-    /// 99th percentile, likewise.
-    pub(crate) p99: f64,
-    /// CPU seconds of the picker for 100,000 requests; of Envoy where there is none.
-    pub(crate) cpu: Option<f64>,
-}
-
 /// Why there is nothing to measure; `None`: there is.
 pub(crate) fn obstacle() -> Option<String> {
     envoy::program().is_none().then(|| "no Envoy: .ci/setup envoy installs it".to_owned())
@@ -110,13 +97,15 @@ pub(crate) async fn measure(plan: &Plan, cores: Cores, progress: impl Fn(&str)) 
                 ));
                 rounds.push(stage.round(plan, body, connections, round).await?);
             }
-            rows.push(Row { body, connections, results: WAYS.map(|way| Outcome::of(&rounds, way)) });
+            rows.push(Row {
+                body,
+                connections,
+                results: WAYS.map(|way| Outcome::of(&rounds, way, Way::Direct)),
+            });
         }
     }
     Ok(rows)
 }
-
-type Round = Vec<(Way, Sample)>;
 
 /// Engines, pickers, and an Envoy for each.
 struct Stage {
@@ -171,7 +160,7 @@ impl Stage {
     }
 
     /// Everyone once. Who begins changes from round to round.
-    async fn round(&self, plan: &Plan, body: usize, connections: usize, round: usize) -> Result<Round> {
+    async fn round(&self, plan: &Plan, body: usize, connections: usize, round: usize) -> Result<Round<Way>> {
         let mut samples = Vec::new();
         for (way, target, pid) in self.ways.iter().cycle().skip(round % WAYS.len()).take(WAYS.len()) {
             let load = Load { target: *target, body, connections, warm_up: plan.time / 4, time: plan.time };
@@ -179,26 +168,5 @@ impl Stage {
             samples.push((*way, sample));
         }
         Ok(samples)
-    }
-}
-
-impl Outcome {
-    fn of(rounds: &[Round], way: Way) -> Self {
-        let samples = |way: Way| {
-            rounds
-                .iter()
-                .filter_map(move |round| round.iter().find(|(of, _)| *of == way))
-                .map(|(_, sample)| sample)
-        };
-        let over = |of: fn(&Sample) -> f64| match way {
-            Way::Direct => median(samples(way).map(of)),
-            _ => median(samples(way).zip(samples(Way::Direct)).map(|(with, without)| of(with) - of(without))),
-        };
-        Self {
-            rate: median(samples(way).map(|sample| sample.rate)),
-            median: over(|sample| sample.median),
-            p99: over(|sample| sample.p99),
-            cpu: Some(median(samples(way).filter_map(|sample| sample.cpu))).filter(|_| way != Way::Direct),
-        }
     }
 }

@@ -64,14 +64,15 @@ pub(crate) async fn measure(
                 rounds.push(measure_round(plan, &bench, job, body, connections, round).await?);
             }
             let there = job.kinds().iter().copied().filter(|kind| bench.target(*kind).is_some());
-            let results = there.map(|kind| (kind, Outcome::of(&rounds, kind))).collect();
+            let results = there.map(|kind| (kind, Outcome::of(&rounds, kind, Kind::Direct))).collect();
             rows.push(Row { job, body, connections, results });
         }
     }
     Ok(rows)
 }
 
-type Round = Vec<(Kind, Sample)>;
+/// What each was seen to do in one turn.
+pub(crate) type Round<K> = Vec<(K, Sample)>;
 
 /// Everyone once. Who begins changes from round to round.
 async fn measure_round(
@@ -81,7 +82,7 @@ async fn measure_round(
     body: usize,
     connections: usize,
     round: usize,
-) -> Result<Round> {
+) -> Result<Round<Kind>> {
     let mut order = job.kinds().to_vec();
     order.rotate_left(round % job.kinds().len());
     let mut samples = Vec::new();
@@ -95,23 +96,24 @@ async fn measure_round(
 }
 
 impl Outcome {
-    fn of(rounds: &[Round], kind: Kind) -> Self {
-        let samples = |kind: Kind| {
+    /// Of one of those measured; `direct` is the one without a proxy.
+    pub(crate) fn of<K: Copy + PartialEq>(rounds: &[Round<K>], kind: K, direct: K) -> Self {
+        let samples = |kind: K| {
             rounds
                 .iter()
                 .filter_map(move |round| round.iter().find(|(of, _)| *of == kind))
                 .map(|(_, sample)| sample)
         };
         // What a proxy adds is the difference to the direct answer of the same round.
-        let over = |of: fn(&Sample) -> f64| match kind {
-            Kind::Direct => median(samples(kind).map(of)),
-            _ => {
-                median(samples(kind).zip(samples(Kind::Direct)).map(|(with, without)| of(with) - of(without)))
+        let over = |of: fn(&Sample) -> f64| {
+            if kind == direct {
+                return median(samples(kind).map(of));
             }
+            median(samples(kind).zip(samples(direct)).map(|(with, without)| of(with) - of(without)))
         };
         Self {
             rate: median(samples(kind).map(|sample| sample.rate)),
-            cpu: Some(median(samples(kind).filter_map(|sample| sample.cpu))).filter(|_| kind != Kind::Direct),
+            cpu: Some(median(samples(kind).filter_map(|sample| sample.cpu))).filter(|_| kind != direct),
             median: over(|sample| sample.median),
             p99: over(|sample| sample.p99),
             memory: samples(kind).filter_map(|sample| sample.memory).max_by(f64::total_cmp),

@@ -118,7 +118,7 @@ fn pickers_table(text: &mut String, rows: &[extproc::Row]) -> fmt::Result {
     writeln!(text, "| revgate / trivial | headers: revgate / trivial |")?;
     writeln!(text, "|--:|--:|---|{}", "--:|".repeat(extproc::WAYS.len() + 2))?;
     for row in rows {
-        let mut line = |what: &str, digits: usize, of: &dyn Fn(&extproc::Outcome) -> Option<f64>| {
+        let mut line = |what: &str, digits: usize, of: &dyn Fn(&Outcome) -> Option<f64>| {
             write!(text, "| {} | {} | {what} ", row.body >> 10, row.connections)?;
             for outcome in &row.results {
                 write!(text, "| {} ", number(of(outcome), digits))?;
