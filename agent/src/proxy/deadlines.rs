@@ -63,24 +63,10 @@ impl Drop for Deadline {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        sync::{
-            Arc,
-            atomic::{AtomicUsize, Ordering::SeqCst},
-        },
-        task::Wake,
-    };
+    use std::sync::{Arc, atomic::Ordering::SeqCst};
 
     use super::*;
-
-    #[derive(Default)]
-    struct Count(AtomicUsize);
-
-    impl Wake for Count {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, SeqCst);
-        }
-    }
+    use crate::proxy::wakes::tests::Count;
 
     #[test]
     fn a_deadline_wakes_once_it_has_come_unless_taken_back() {

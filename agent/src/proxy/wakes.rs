@@ -57,13 +57,14 @@ pub(super) fn hold<T>(task: impl FnOnce() -> T) -> (T, bool) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
     use super::*;
 
+    /// Counts how often it is woken.
     #[derive(Default)]
-    struct Count(AtomicUsize);
+    pub(in crate::proxy) struct Count(pub(in crate::proxy) AtomicUsize);
 
     impl Wake for Count {
         fn wake(self: Arc<Self>) {
