@@ -112,7 +112,8 @@ fn claim<'a>(cookie: u64, now: u64) -> Option<&'a mut Peer> {
     None
 }
 
-/// Where a cookie belongs. They count up, so those of sockets that live at a time lie apart.
+/// Where a cookie belongs. They count up on each CPU, in batches of its own (`gen_cookie_next` of the kernel), so those of
+/// sockets that live at a time mostly lie apart.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the mask is below the number of places")]
 fn place<'a>(cookie: u64) -> Option<&'a mut Peer> {
