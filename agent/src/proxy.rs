@@ -13,6 +13,7 @@
 mod accept;
 mod access;
 mod attempts;
+mod beat;
 mod choose;
 mod client;
 mod clock;
@@ -63,12 +64,13 @@ use crate::{
     snapshot::owner::Published,
 };
 use accept::Opened;
+use beat::Beat;
 use clock::Clock;
 use listener::Plan;
 use metrics::Alive;
 use room::Room;
 use tls::{Identity, TlsError};
-use worker::{Command, Shared};
+use worker::{Command, SWEEP, Shared};
 
 /// Why listeners cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -304,15 +306,19 @@ fn spawn(
     let seed = rand::Rng::next_u64(&mut rand::rng());
     thread::Builder::new().name(format!("proxy-{worker}")).spawn(move || {
         let built = runtime::Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
-        let (runtime, started) = match built {
-            Ok(runtime) => (Some(runtime), Ok(())),
+        let built = built.and_then(|runtime| {
+            let beat = runtime.block_on(async { Beat::every(SWEEP) })?;
+            Ok((runtime, beat))
+        });
+        let (built, started) = match built {
+            Ok(built) => (Some(built), Ok(())),
             Err(error) => (None, Err(error)),
         };
         let _indispensable = Indispensable("proxy worker");
         // The starter waits for this one message.
         let _ = ready.send(started);
-        if let Some(runtime) = runtime {
-            runtime.block_on(worker::run(shared, pinner, http, seed, inbox));
+        if let Some((runtime, beat)) = built {
+            runtime.block_on(worker::run(shared, pinner, http, seed, beat, inbox));
         }
         drop(alive);
     })?;

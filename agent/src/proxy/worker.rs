@@ -15,13 +15,11 @@ use std::{
 };
 
 use rand::{Rng, SeedableRng, rngs::Xoshiro256PlusPlus};
-use tokio::{
-    sync::{Notify, mpsc, oneshot},
-    time::MissedTickBehavior,
-};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::{
     accept::{self, Opened},
+    beat::Beat,
     client::Client,
     clock::{Clock, Ticker},
     deadlines::Deadlines,
@@ -37,7 +35,7 @@ use crate::{
 };
 
 /// How often connections are looked at for their limits in time.
-const SWEEP: Duration = Duration::from_millis(500);
+pub(super) const SWEEP: Duration = Duration::from_millis(500);
 
 /// What all workers share.
 pub(super) struct Shared {
@@ -190,12 +188,13 @@ struct Open {
     stop: oneshot::Sender<()>,
 }
 
-/// Runs a worker to its end.
+/// Runs a worker to its end. It looks at its connections at each beat.
 pub(super) async fn run(
     shared: Arc<Shared>,
     pinner: Pinner,
     http: Arc<HttpConfig>,
     seed: u64,
+    beat: Beat,
     mut commands: mpsc::UnboundedReceiver<Command>,
 ) {
     let worker = Rc::new(Worker::new(shared, pinner, &http, seed));
@@ -203,12 +202,10 @@ pub(super) async fn run(
     let mut open = HashMap::new();
     let accepting = Rc::new(Cell::new(0_usize));
     let mut draining = false;
-    let mut sweep = tokio::time::interval(SWEEP);
-    sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while !(draining && accepting.get() == 0 && worker.clients.borrow().is_empty()) {
         let command = tokio::select! {
             command = commands.recv() => command,
-            _ = sweep.tick() => {
+            () = beat.next() => {
                 worker.sweep(&open);
                 continue;
             }
