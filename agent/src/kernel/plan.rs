@@ -11,19 +11,16 @@
 use std::{borrow::Cow, collections::HashMap};
 
 use bytemuck::bytes_of;
-use revgate_common::{
-    address::Address,
-    layout::{Member, SetTable, Settings, Source, Vip},
-};
+use revgate_common::layout::{Member, SetTable, Settings, Source, Vip};
 
-use super::tables::Tables;
+use super::tables::{ByAddress, Tables};
 
 /// One inner map to make and swap in, or one word to set.
 pub enum Write<'t> {
     /// The settings.
     Settings(Settings),
     /// Addresses of members.
-    Members(Cow<'t, HashMap<Address, Member>>),
+    Members(Cow<'t, ByAddress<Member>>),
     /// Cgroups of local Pods.
     Sources(&'t HashMap<u64, Source>),
     /// The table of a set.
@@ -31,7 +28,7 @@ pub enum Write<'t> {
     /// A set is gone.
     DropSet(u32),
     /// VIPs and anchors.
-    Vips(&'t HashMap<Address, Vip>),
+    Vips(&'t ByAddress<Vip>),
 }
 
 /// What the kernel has.
@@ -122,7 +119,7 @@ fn same(a: &SetTable, b: &SetTable) -> bool {
 #[cfg(test)]
 mod tests {
     use bytemuck::zeroed_box;
-    use revgate_common::layout::VIP_ANCHOR;
+    use revgate_common::{address::Address, layout::VIP_ANCHOR};
 
     use super::*;
 

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use foldhash::fast::RandomState;
 use revgate_common::{
     address::Address,
     layout::{
@@ -22,14 +23,18 @@ use crate::{
     },
 };
 
+/// Something for each address. Thousands of addresses are looked up and compared at each change; who may choose them may
+/// write Pods, and the seed is random all the same.
+pub type ByAddress<T> = HashMap<Address, T, foldhash::fast::RandomState>;
+
 /// What all inner maps hold.
 pub struct Tables {
     /// The tables of the sets, by index.
     pub sets: Vec<Box<SetTable>>,
     /// VIPs, anchors and the address of the probe.
-    pub vips: HashMap<Address, Vip>,
+    pub vips: ByAddress<Vip>,
     /// Addresses of members.
-    pub members: HashMap<Address, Member>,
+    pub members: ByAddress<Member>,
     /// Cgroups of local member Pods.
     pub sources: HashMap<u64, Source>,
     /// The settings.
@@ -81,10 +86,13 @@ impl Tables {
         if snapshot.sets.len() > MAX_SETS {
             return Err(TooLarge::Sets(snapshot.sets.len()));
         }
+        let all = || snapshot.sets.iter().flat_map(|set| set.revisions.iter().chain(&set.left_out));
+        // An endpoint has an entry, and its Pod's address has one.
+        let members = all().flat_map(|r| &r.endpoints).map(|of_role| 2 * of_role.len()).sum();
         let mut tables = Self {
             sets: Vec::with_capacity(snapshot.sets.len()),
-            vips: HashMap::from([(layout::PROBE, Vip { set: 0, role: 0, flags: VIP_PROBE })]),
-            members: HashMap::new(),
+            vips: ByAddress::from_iter([(layout::PROBE, Vip { set: 0, role: 0, flags: VIP_PROBE })]),
+            members: ByAddress::with_capacity_and_hasher(members, RandomState::default()),
             sources: HashMap::new(),
             settings: Settings { source_levels: 0, fence: fence_word(fence) },
             unseen_sources: 0,

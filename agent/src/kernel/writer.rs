@@ -107,12 +107,12 @@ pub(super) fn set_name(index: u32) -> String {
     format!("set-{index}")
 }
 
-fn swap_hash<K: Pod, V: Pod>(
+fn swap_hash<K: Pod, V: Pod, S>(
     pins: &Pins,
     outer: &Map<u32, u32>,
     table: &'static str,
     name: &str,
-    entries: &HashMap<K, V>,
+    entries: &HashMap<K, V, S>,
 ) -> Result<(), KernelError> {
     let (keys, values): (Vec<K>, Vec<V>) = entries.iter().unzip();
     let inner =

@@ -52,6 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "the real timer is looked at")]
     fn it_beats_again_and_again_and_late_beats_are_one() {
         const PERIOD: Duration = Duration::from_millis(20);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
