@@ -188,8 +188,9 @@ impl Shared {
     /// Removes the counts of what is no endpoint of its revision any more and whose connections are all closed, so that
     /// the map holds what is alive, however often Pods come and go.
     pub(super) fn forget_closed(&self, tables: &Tables) -> Result<(), KernelError> {
+        let endpoints = tables.endpoints();
         for (key, counts) in self.connections()? {
-            if counts.opened == counts.closed && !tables.has_endpoint(&key) {
+            if counts.opened == counts.closed && !endpoints.contains(&key) {
                 self.connections
                     .delete(&key)
                     .map_err(|source| KernelError::Write { table: map::CONNECTIONS, source })?;

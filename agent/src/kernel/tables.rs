@@ -160,20 +160,21 @@ impl Tables {
         }
     }
 
-    /// Whether this is still an endpoint of that tenant; with [`ANY_SLOT`], of that set.
+    /// The endpoints of every tenant, and of every set with [`ANY_SLOT`].
     #[must_use]
-    pub fn has_endpoint(&self, of: &ConnectionKey) -> bool {
-        let Some(set) = self.sets.get(usize::from(of.set)) else { return false };
-        let ranges = match set.slots.get(usize::from(of.slot)) {
-            _ if of.slot == ANY_SLOT => &set.any,
-            Some(slot) if slot.epoch == of.epoch => &slot.ranges,
-            _ => return false,
-        };
-        let mut runs = ranges.iter().flat_map(|r| [(r.v4_start, r.v4_count), (r.v6_start, r.v6_count)]);
-        runs.any(|(start, count)| {
-            let run = set.endpoints.iter().skip(start.into()).take(count.into());
-            run.into_iter().any(|endpoint| *endpoint == of.endpoint)
-        })
+    pub fn endpoints(&self) -> HashSet<ConnectionKey, RandomState> {
+        let mut all = HashSet::default();
+        for (set, table) in (0_u16..).zip(&self.sets) {
+            let tenants = (0_u16..).zip(&table.slots).filter(|(_, slot)| slot.epoch != 0);
+            let tenants = tenants.map(|(at, slot)| (at, slot.epoch, &slot.ranges));
+            for (slot, epoch, ranges) in tenants.chain([(ANY_SLOT, 0, &table.any)]) {
+                for (start, count) in runs(ranges) {
+                    let run = table.run(start, count);
+                    all.extend(run.map(|endpoint| ConnectionKey { endpoint, set, slot, epoch }));
+                }
+            }
+        }
+        all
     }
 
     /// A Pod's whole address; for a Pod on its node's network only a note that ports of it are members'.
@@ -254,8 +255,8 @@ fn set_table(set: &SetView, generation: u64) -> Result<Box<SetTable>, TooLarge> 
 ///
 /// Their number fits: it was checked, so every index does too.
 fn lay_out(table: &mut SetTable, set: &SetView) {
-    let SetTable { endpoints, any, slots, .. } = table;
-    let mut free = (0_u16..).zip(endpoints.iter_mut());
+    let SetTable { near, prefixes, any, slots, .. } = table;
+    let mut free = (0_u16..).zip(prefixes.iter_mut().zip(near));
     let mut end = 0_u16;
     for role in 0..set.roles.len() {
         for v4 in [true, false] {
@@ -264,8 +265,8 @@ fn lay_out(table: &mut SetTable, set: &SetView) {
                 let start = end;
                 let of_role = revision.endpoints.get(role).into_iter().flatten();
                 for address in of_role.map(|e| Address::from(e.address)).filter(|a| a.is_v4() == v4) {
-                    if let Some((at, place)) = free.next() {
-                        *place = address;
+                    if let Some((at, (prefix, near))) = free.next() {
+                        (*prefix, *near) = address.halves();
                         end = at + 1;
                     }
                 }
@@ -279,6 +280,11 @@ fn lay_out(table: &mut SetTable, set: &SetView) {
             }
         }
     }
+}
+
+/// Start and count of every run.
+fn runs(ranges: &[Range]) -> impl Iterator<Item = (u16, u16)> {
+    ranges.iter().flat_map(|range| [(range.v4_start, range.v4_count), (range.v6_start, range.v6_count)])
 }
 
 fn set_range(range: &mut Range, v4: bool, start: u16, end: u16) {
