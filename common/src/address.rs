@@ -7,22 +7,7 @@
 use bytemuck::{Pod, Zeroable};
 
 /// The first three words of an IPv4-mapped IPv6 address, `::ffff:0:0/96`, in network order.
-pub const MAPPED: Prefix = [0, 0, 0xffff_u32.to_be()];
-
-/// All but the last word of an address, in network order.
-pub type Prefix = [u32; 3];
-
-/// The last word of an address and the port, in network order: with [`MAPPED`] before it, an IPv4 one.
-#[repr(C, align(8))]
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
-pub struct Near {
-    /// The last word.
-    pub ip: u32,
-    /// The port.
-    pub port: u16,
-    /// Always 0.
-    pub zero: u16,
-}
+const MAPPED: [u32; 3] = [0, 0, 0xffff_u32.to_be()];
 
 /// An IP address and port, as a map key and value: IPv4 in its IPv4-mapped IPv6 form, all in network order.
 ///
@@ -51,20 +36,6 @@ impl Address {
     #[must_use]
     pub const fn v6(ip: [u32; 4], port: u16) -> Self {
         Self { ip, port, zero: 0 }
-    }
-
-    /// From its halves.
-    #[inline(always)]
-    #[must_use]
-    pub const fn of(prefix: Prefix, near: Near) -> Self {
-        Self { ip: [prefix[0], prefix[1], prefix[2], near.ip], port: near.port, zero: near.zero }
-    }
-
-    /// Its halves.
-    #[must_use]
-    pub const fn halves(&self) -> (Prefix, Near) {
-        let [a, b, c, ip] = self.ip;
-        ([a, b, c], Near { ip, port: self.port, zero: self.zero })
     }
 
     /// Whether this is an IPv4 address (in its mapped form).
@@ -137,7 +108,6 @@ mod tests {
         assert!(v4.is_v4());
         assert_eq!(v4, Address::v4(u32::from_ne_bytes([10, 1, 2, 3]), 80_u16.to_be()));
         assert_eq!(SocketAddr::from(mapped), "10.1.2.3:80".parse().unwrap());
-        assert_eq!(v4.halves().0, MAPPED);
     }
 
     #[test]
@@ -145,7 +115,5 @@ mod tests {
         let at: SocketAddr = "[2001:db8::7]:8000".parse().unwrap();
         assert!(!Address::from(at).is_v4());
         assert_eq!(SocketAddr::from(Address::from(at)), at);
-        let (prefix, near) = Address::from(at).halves();
-        assert_eq!(Address::of(prefix, near), at.into());
     }
 }

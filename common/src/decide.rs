@@ -17,7 +17,7 @@
 //! so the paths meet again early: first a revision's range is chosen, then one piece of code picks from it.
 
 use crate::{
-    address::{Address, MAPPED},
+    address::Address,
     counter::Counter,
     layout::{
         ANY_SLOT, FENCE_AUDIT, FENCE_OFF, MEMBER_BY_PORT, MEMBER_ENDPOINT, Member, PIN_REVISION, Pin, Range,
@@ -189,11 +189,7 @@ fn steer<T: Tables, C: Caller>(
         None => unpinned(caller, table, vip)?,
     };
     let index = caller.index(choice.range, to, family).ok_or(Counter::DeniedNoEndpoint)?;
-    let prefix = match family {
-        Family::V4 => MAPPED,
-        Family::V6 => *at(&table.prefixes, index as usize),
-    };
-    let endpoint = Address::of(prefix, *at(&table.near, index as usize));
+    let endpoint = *at(&table.endpoints, index as usize);
     Ok(Steer { endpoint, set: vip.set, slot: choice.slot, epoch: choice.epoch, how: choice.how })
 }
 

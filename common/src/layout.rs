@@ -11,16 +11,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{
-    address::{Address, Near, Prefix},
-    pick::LastDraws,
-};
+use crate::{address::Address, pick::LastDraws};
 
 /// The version of this layout; part of the pin directory's name, so two layouts never share a pin.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 4;
 
 /// The directory for pins, below the bpffs mount.
-pub const PIN_DIRECTORY: &str = "revgate/v5";
+pub const PIN_DIRECTORY: &str = "revgate/v4";
 
 /// Most sets (DisaggregatedSets) on one agent.
 pub const MAX_SETS: usize = 64;
@@ -91,8 +88,7 @@ pub mod map {
     ];
 }
 
-/// The endpoints of one revision (or of all) in one role, as two runs of [`SetTable::near`] and
-/// [`SetTable::prefixes`]. One word, read at once.
+/// The endpoints of one revision (or of all) in one role, as two runs of [`SetTable::endpoints`]. One word, read at once.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 pub struct Range {
@@ -146,20 +142,8 @@ pub struct SetTable {
     pub slots: [Slot; MAX_REVISIONS],
     /// The endpoints of each role, of all revisions together; used with [`SET_UNGATED`].
     pub any: [Range; MAX_ROLES],
-    /// The endpoints, sorted by (role, family, slot), so that every range is one run. In two halves: this one is all that
-    /// a connect to IPv4 needs, and 10,000 of them are 80 KB, which stay in a cache where 200 KB do not.
-    pub near: [Near; MAX_ENDPOINTS],
-    /// The rest of their addresses.
-    pub prefixes: [Prefix; MAX_ENDPOINTS],
-}
-
-impl SetTable {
-    /// A run of endpoints, as a [`Range`] has two.
-    pub fn run(&self, start: u16, count: u16) -> impl Iterator<Item = Address> {
-        let start = usize::from(start);
-        let halves = self.prefixes.iter().skip(start).zip(self.near.iter().skip(start));
-        halves.take(count.into()).map(|(prefix, near)| Address::of(*prefix, *near))
-    }
+    /// The endpoints, sorted by (role, family, slot), so that every range is one run.
+    pub endpoints: [Address; MAX_ENDPOINTS],
 }
 
 /// [`Vip::flags`]: only member Pods and pinned sockets are steered; others are denied.
@@ -397,7 +381,6 @@ pub struct EventAccount {
 
 const _: () = {
     assert!(size_of::<Address>() == 20);
-    assert!(size_of::<Near>() == 8);
     assert!(
         matches!(PIN_DIRECTORY.as_bytes(), [.., b'/', b'v', digit] if *digit as u32 == b'0' as u32 + VERSION),
         "the directory's name has the version"

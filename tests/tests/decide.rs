@@ -131,7 +131,8 @@ fn the_random_connects_meet_every_outcome() {
 
 /// A run of a table's endpoints.
 fn run(table: &SetTable, start: u16, count: u16) -> Vec<SocketAddr> {
-    table.run(start, count).map(SocketAddr::from).collect()
+    let all = table.endpoints.iter().map(|e| SocketAddr::from(*e));
+    all.skip(start.into()).take(count.into()).collect()
 }
 
 #[test]

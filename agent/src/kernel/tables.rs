@@ -169,8 +169,8 @@ impl Tables {
             let tenants = tenants.map(|(at, slot)| (at, slot.epoch, &slot.ranges));
             for (slot, epoch, ranges) in tenants.chain([(ANY_SLOT, 0, &table.any)]) {
                 for (start, count) in runs(ranges) {
-                    let run = table.run(start, count);
-                    all.extend(run.map(|endpoint| ConnectionKey { endpoint, set, slot, epoch }));
+                    let run = table.endpoints.iter().skip(start.into()).take(count.into());
+                    all.extend(run.map(|at| ConnectionKey { endpoint: *at, set, slot, epoch }));
                 }
             }
         }
@@ -255,8 +255,8 @@ fn set_table(set: &SetView, generation: u64) -> Result<Box<SetTable>, TooLarge> 
 ///
 /// Their number fits: it was checked, so every index does too.
 fn lay_out(table: &mut SetTable, set: &SetView) {
-    let SetTable { near, prefixes, any, slots, .. } = table;
-    let mut free = (0_u16..).zip(prefixes.iter_mut().zip(near));
+    let SetTable { endpoints, any, slots, .. } = table;
+    let mut free = (0_u16..).zip(endpoints.iter_mut());
     let mut end = 0_u16;
     for role in 0..set.roles.len() {
         for v4 in [true, false] {
@@ -265,8 +265,8 @@ fn lay_out(table: &mut SetTable, set: &SetView) {
                 let start = end;
                 let of_role = revision.endpoints.get(role).into_iter().flatten();
                 for address in of_role.map(|e| Address::from(e.address)).filter(|a| a.is_v4() == v4) {
-                    if let Some((at, (prefix, near))) = free.next() {
-                        (*prefix, *near) = address.halves();
+                    if let Some((at, place)) = free.next() {
+                        *place = address;
                         end = at + 1;
                     }
                 }
