@@ -1,6 +1,6 @@
 # What a person does with this repository. `.ci/setup` brings the machine there and `.ci/rust` finds the Rust.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster test test-cluster bench bench-pair check build image clean
+.PHONY: help setup demo demo-cluster test test-cluster fuzz bench bench-pair check build image clean
 
 RUST := .ci/rust
 CARGO := $(RUST) cargo
@@ -34,6 +34,10 @@ test-cluster: ## Run the tests on a real API server and a real node; as root
 	@cluster=$$(tests/cluster/build) && tests/cluster/images && \
 	PATH=$$cluster:$$PATH REVGATE_CLUSTER=$$cluster REVGATE_REQUIRE=$${REVGATE_REQUIRE-bpf,apiserver,node,kubectl,helm} \
 	$(CARGO) test -p revgate-tests --no-fail-fast --test deploy --test 'apiserver_*' --test 'node_*' $(ARGS)
+
+fuzz: ## Fuzz a parser (ARGS='json_edit -- -max_total_time=60'; without: the names of all)
+	@.ci/setup fuzz
+	@tests/fuzz/run $(ARGS)
 
 bench: ## Measure revgate beside nginx and HAProxy, and behind Envoy (ARGS=--quick for a short run)
 	@.ci/setup bench envoy

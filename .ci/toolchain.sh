@@ -44,6 +44,19 @@ agent_toolchain() {
     return 1
 }
 
+# The compiler of the fuzz targets: any nightly of rustup has sanitizers.
+fuzz_toolchain() {
+    local name
+    have rustup || return 1
+    for name in nightly "$nightly"; do
+        if installed "$name"; then
+            echo "$name"
+            return
+        fi
+    done
+    return 1
+}
+
 # The nightly has the sources of `core`, and an LLVM that the linker can read.
 nightly_works() {
     local sysroot version

@@ -15,6 +15,8 @@ pub mod cgroup;
 mod elsewhere;
 mod error;
 mod events;
+#[cfg(feature = "fuzz")]
+pub(crate) mod fuzz;
 mod keeper;
 mod load;
 mod object;

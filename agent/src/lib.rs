@@ -16,6 +16,9 @@ pub mod cluster;
 pub mod config;
 pub mod extproc;
 pub mod fatal;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
 mod gathered;
 pub mod gating;
 pub mod kernel;

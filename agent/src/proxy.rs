@@ -36,6 +36,16 @@ mod upload;
 mod wakes;
 mod worker;
 
+/// Fuzz targets of the parsers here.
+#[cfg(feature = "fuzz")]
+pub(crate) mod fuzz {
+    pub use super::{
+        headers::fuzz::routing_headers,
+        link::fuzz::response,
+        pair::fuzz::{cached_tokens, json_edit},
+    };
+}
+
 use std::{
     convert::Infallible,
     io,

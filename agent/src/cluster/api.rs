@@ -12,6 +12,8 @@
 
 mod backoff;
 mod follow;
+#[cfg(feature = "fuzz")]
+pub(crate) mod fuzz;
 mod intern;
 mod object;
 pub mod problem;

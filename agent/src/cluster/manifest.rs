@@ -259,11 +259,11 @@ fn is_mirror(owners: &[Owner], node: &str) -> bool {
     owners.iter().any(is_node)
 }
 
-/// The TCP ports, in order.
+/// The TCP ports, in order. Port 0 is none, and stands for all of them in the kernel's tables.
 pub(super) fn ports_of(ports: impl IntoIterator<Item = Port>) -> Vec<ContainerPort> {
     let tcp = |port: &Port| port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP");
     let port = |port: Port| ContainerPort { name: port.name.map(Into::into), number: port.container_port };
-    ports.into_iter().filter(tcp).map(port).collect()
+    ports.into_iter().filter(|port| port.container_port != 0 && tcp(port)).map(port).collect()
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, StatVfsMountFlags};
 use super::{
     KernelError, object,
     sys::{self, Map},
+    writer::set_index,
 };
 
 /// `BPF_FS_MAGIC` of `linux/magic.h`.
@@ -223,8 +224,7 @@ impl Pins {
 
     /// The sets that have a table.
     pub(super) fn sets(&self) -> Result<Vec<u32>, KernelError> {
-        let tables = self.tables()?;
-        Ok(tables.iter().filter_map(|name| name.strip_prefix("set-")?.parse().ok()).collect())
+        Ok(self.tables()?.iter().filter_map(|name| set_index(name)).collect())
     }
 
     /// What is wrong with the pinned maps and tables: the first whose type, key, value, size or flags are not those

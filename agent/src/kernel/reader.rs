@@ -50,6 +50,18 @@ pub struct Tenant {
     pub epoch: u32,
 }
 
+impl SetTenants {
+    /// Of a table, whoever wrote it.
+    pub(super) fn of(index: u32, table: &SetTable) -> Self {
+        let tenants = (0..).zip(&table.slots).filter(|(_, slot)| slot.epoch != 0).map(|(at, slot)| Tenant {
+            slot: at,
+            revision: slot.revision,
+            epoch: slot.epoch,
+        });
+        Self { index, set: table.set, generation: table.generation, tenants: tenants.collect() }
+    }
+}
+
 impl Reader {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self { shared }
@@ -80,7 +92,7 @@ impl Reader {
         let mut of_cpus = self.shared.counters.values();
         for counter in Counter::ALL {
             self.shared.counters.read(&(counter as u32), &mut of_cpus).map_err(read_failed(map::COUNTERS))?;
-            counts.push((counter, of_cpus.iter().sum()));
+            counts.push((counter, sum(of_cpus.iter().copied())));
         }
         Ok(counts)
     }
@@ -90,12 +102,7 @@ impl Reader {
         let accounts = self.shared.pins.map_of::<u32, EventAccount>(map::EVENT_ACCOUNTS)?;
         let mut of_cpus = accounts.values();
         accounts.read(&0, &mut of_cpus).map_err(read_failed(map::EVENT_ACCOUNTS))?;
-        Ok(of_cpus.iter().fold(EventAccount::default(), |sum, of_cpu| EventAccount {
-            sent: sum.sent + of_cpu.sent,
-            skipped: sum.skipped + of_cpu.skipped,
-            lost: sum.lost + of_cpu.lost,
-            ..sum
-        }))
+        Ok(account(&of_cpus))
     }
 
     /// Opened and closed connections of every endpoint that ever had one, over all CPUs. One that has left its revision
@@ -109,16 +116,7 @@ impl Reader {
         let mut sets = Vec::new();
         for index in self.shared.pins.sets()? {
             let Some(table) = self.shared.set_table(index)? else { continue };
-            let tenants = (0..)
-                .zip(&table.slots)
-                .filter(|(_, slot)| slot.epoch != 0)
-                .map(|(at, slot)| Tenant { slot: at, revision: slot.revision, epoch: slot.epoch });
-            sets.push(SetTenants {
-                index,
-                set: table.set,
-                generation: table.generation,
-                tenants: tenants.collect(),
-            });
+            sets.push(SetTenants::of(index, &table));
         }
         Ok(sets)
     }
@@ -206,11 +204,7 @@ impl Shared {
         let mut key = self.connections.next_key(None).map_err(&failed)?;
         while let Some(at) = key {
             if self.connections.read(&at, &mut of_cpus).map_err(&failed)? {
-                let sum = of_cpus.iter().fold(Connections::default(), |sum, of_cpu| Connections {
-                    opened: sum.opened + of_cpu.opened,
-                    closed: sum.closed + of_cpu.closed,
-                });
-                all.push((at, sum));
+                all.push((at, connections(&of_cpus)));
             }
             key = self.connections.next_key(Some(&at)).map_err(&failed)?;
         }
@@ -232,6 +226,29 @@ impl Shared {
         let mut table: Box<SetTable> = bytemuck::zeroed_box();
         let found = Map::new(map).and_then(|map| map.read(&0_u32, from_mut(&mut *table)));
         Ok(found.map_err(read_failed(map::SETS))?.then_some(table))
+    }
+}
+
+/// Over all CPUs. The numbers of a pinned map that is damaged need not add up, and that must end nobody.
+fn sum(of_cpus: impl Iterator<Item = u64>) -> u64 {
+    of_cpus.fold(0, u64::saturating_add)
+}
+
+/// The same of what became of events. Windows are each CPU's own.
+pub(super) fn account(of_cpus: &[EventAccount]) -> EventAccount {
+    EventAccount {
+        sent: sum(of_cpus.iter().map(|account| account.sent)),
+        skipped: sum(of_cpus.iter().map(|account| account.skipped)),
+        lost: sum(of_cpus.iter().map(|account| account.lost)),
+        ..EventAccount::default()
+    }
+}
+
+/// The same of connections.
+pub(super) fn connections(of_cpus: &[Connections]) -> Connections {
+    Connections {
+        opened: sum(of_cpus.iter().map(|counts| counts.opened)),
+        closed: sum(of_cpus.iter().map(|counts| counts.closed)),
     }
 }
 

@@ -5,7 +5,7 @@ use std::{collections::HashMap, os::fd::AsFd, sync::Arc};
 use bytemuck::Pod;
 use revgate_common::{
     address::Address,
-    layout::{MEMBER_ENDPOINT, Member, SetTable, Settings, TABLE_FLAGS, map},
+    layout::{MAX_SETS, MEMBER_ENDPOINT, Member, SetTable, Settings, TABLE_FLAGS, map},
 };
 
 use super::{
@@ -107,6 +107,13 @@ pub(super) fn set_name(index: u32) -> String {
     format!("set-{index}")
 }
 
+/// The index of the set whose table has this pin's name. Other names are no table's, whatever they begin with.
+pub(super) fn set_index(name: &str) -> Option<u32> {
+    let index = name.strip_prefix("set-")?.parse().ok()?;
+    let is_one = usize::try_from(index).is_ok_and(|index| index < MAX_SETS) && set_name(index) == name;
+    is_one.then_some(index)
+}
+
 fn swap_hash<K: Pod, V: Pod, S>(
     pins: &Pins,
     outer: &Map<u32, u32>,
@@ -140,4 +147,19 @@ fn swap<K: Pod, V: Pod>(
     inner.freeze().map_err(failed(table))?;
     pins.keep_table(name, inner.as_fd())?;
     outer.swap(index, inner.as_fd()).map_err(failed(table))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_a_sets_by_its_whole_name_alone() {
+        for index in [0, 7, 63] {
+            assert_eq!(set_index(&set_name(index)), Some(index));
+        }
+        for name in ["set-", "set-64", "set-4294967295", "set-007", "set-+7", "set-0-next", "vips", "set-x"] {
+            assert_eq!(set_index(name), None, "{name}");
+        }
+    }
 }

@@ -1,5 +1,8 @@
 //! What a request's headers ask for, and which headers stay on one hop (H3, H12, G6).
 
+#[cfg(feature = "fuzz")]
+pub(super) mod fuzz;
+
 use std::net::SocketAddr;
 
 use http::{
@@ -235,11 +238,9 @@ fn to_origin_form(parts: &mut request::Parts) -> Result<bool, ProxyError> {
 fn join_cookies(headers: &mut HeaderMap) {
     let mut cookies = headers.get_all(COOKIE).iter();
     if let (Some(first), Some(second)) = (cookies.next(), cookies.next()) {
-        let mut joined = first.as_bytes().to_vec();
-        for cookie in std::iter::once(second).chain(cookies) {
-            joined.extend_from_slice(b"; ");
-            joined.extend_from_slice(cookie.as_bytes());
-        }
+        let all = [first, second].into_iter().chain(cookies).map(HeaderValue::as_bytes);
+        // An empty one would leave a blank at the end, where no value has one.
+        let joined = all.filter(|cookie| !cookie.is_empty()).collect::<Vec<_>>().join(&b"; "[..]);
         if let Ok(joined) = HeaderValue::from_bytes(&joined) {
             headers.insert(COOKIE, joined);
         }
@@ -312,5 +313,8 @@ mod tests {
         let mut headers = map(&[("cookie", "a=1"), ("cookie", "b=2"), ("cookie", "c=3")]);
         join_cookies(&mut headers);
         assert_eq!(headers, map(&[("cookie", "a=1; b=2; c=3")]));
+        let mut headers = map(&[("cookie", "a=1"), ("cookie", "")]);
+        join_cookies(&mut headers);
+        assert_eq!(headers, map(&[("cookie", "a=1")]));
     }
 }

@@ -8,6 +8,8 @@
 //! `head` and `body` are the codec, without I/O; `outbox` and `inbox` move the bytes.
 
 mod body;
+#[cfg(feature = "fuzz")]
+pub(super) mod fuzz;
 mod head;
 mod inbox;
 mod outbox;

@@ -16,6 +16,8 @@ mod cached;
 mod collect;
 mod connector;
 mod extras;
+#[cfg(feature = "fuzz")]
+pub(super) mod fuzz;
 mod json;
 pub(super) mod pick;
 mod prefill_first;

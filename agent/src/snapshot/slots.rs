@@ -123,11 +123,14 @@ impl Slots {
         self.tenants.iter().position(|t| t.hash == hash && t.epoch != 0)
     }
 
-    /// Ends the tenancy of every revision that `present` does not hold; their slots may be taken from now on.
+    /// Ends the tenancy of every revision that `present` does not hold; their slots may be taken from now on, and those
+    /// of the others, restored ones too, may not.
     pub fn retire_absent<'a>(&mut self, present: impl IntoIterator<Item = &'a str>) {
         let present: Vec<u64> = present.into_iter().map(name_hash).collect();
         for tenant in &mut self.tenants {
-            if tenant.retired.is_none() && !present.contains(&tenant.hash) {
+            if present.contains(&tenant.hash) && tenant.epoch != 0 {
+                tenant.retired = None;
+            } else if tenant.retired.is_none() {
                 self.retirements += 1;
                 tenant.retired = Some(self.retirements);
             }
@@ -220,6 +223,20 @@ mod tests {
         assert_eq!(slots.hold("a", &mut epochs), Some(Tenancy { slot: 2, epoch: 9 }));
         assert_eq!(slots.hold("b", &mut epochs), Some(Tenancy { slot: 0, epoch: 4 }));
         assert_eq!(slots.hold("c", &mut epochs), Some(Tenancy { slot: 3, epoch: 10 }));
+    }
+
+    #[test]
+    fn a_newcomer_takes_no_slot_of_a_revision_that_outlived_the_agent() {
+        let mut epochs = Epochs::default();
+        let names: Vec<String> = (0..64).map(|at| format!("r{at:02}")).collect();
+        let left = (0..).zip(&names).map(|(slot, name)| (slot, name_hash(name), u32::from(slot) + 1));
+        let mut slots = Slots::restore(left, &mut epochs);
+        // r63 left while no agent ran, and a new one comes before all others.
+        let present = || std::iter::once("new").chain(names.iter().take(63).map(String::as_str));
+        slots.retire_absent(present());
+        let held: Vec<_> = present().map(|name| slots.hold(name, &mut epochs).unwrap().slot).collect();
+        let kept: Vec<u16> = std::iter::once(63).chain(0..63).collect();
+        assert_eq!(held, kept);
     }
 
     #[test]

@@ -243,7 +243,8 @@ impl State {
 
     /// The next snapshot.
     pub fn build(&mut self) -> Snapshot {
-        self.generation += 1;
+        // Counts on from what stood in a pinned table, which may be anything. 0 is before the first.
+        self.generation = self.generation.wrapping_add(1).max(1);
         self.dirty = false;
         let config = Arc::clone(&self.config);
         let owners = Owners::of(self.pods.values());

@@ -93,9 +93,9 @@ pub(super) struct Follower {
 
 /// One page of a list.
 #[derive(Deserialize)]
-struct Page<O> {
+pub(super) struct Page<O> {
     metadata: PageMetadata,
-    items: Option<Vec<O>>,
+    pub(super) items: Option<Vec<O>>,
 }
 
 #[derive(Deserialize)]

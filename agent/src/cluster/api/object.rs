@@ -106,7 +106,8 @@ impl Object for ServiceObject {
             name: port.name.filter(|name| !name.is_empty()).map(Into::into),
             number: port.port,
         };
-        let ports = spec.ports.into_iter().flatten().filter(tcp).map(port).collect();
+        let ports = spec.ports.into_iter().flatten().filter(|port| port.port != 0 && tcp(port));
+        let ports = ports.map(port).collect();
         Ok(Item::Service(name, Service { addresses, ports }))
     }
 }

@@ -161,7 +161,8 @@ fn revision_report(
 pub fn open_connections(kernel: &KernelReading, set: usize, view: &RevisionView) -> Option<u64> {
     let of_tenant =
         kernel.connections.iter().filter(|c| (c.set, c.slot, c.epoch) == (set, view.slot, view.epoch));
-    kernel.active.then(|| of_tenant.map(|c| c.opened.saturating_sub(c.closed)).sum())
+    let open = of_tenant.map(|c| c.opened.saturating_sub(c.closed));
+    kernel.active.then(|| open.fold(0, u64::saturating_add))
 }
 
 /// Each Pod once, though it may be of several sets. Without a node's name only what is known is told.

@@ -30,7 +30,11 @@ const INTERNAL: [HeaderName; 9] = [
 const MOST: usize = 16;
 
 /// Removes what a client that is not trusted may not say: all that steers.
-pub(super) fn distrust(headers: &mut HeaderMap, revision: &HeaderName, selectors: &[HeaderSelector]) {
+pub(in crate::proxy) fn distrust(
+    headers: &mut HeaderMap,
+    revision: &HeaderName,
+    selectors: &[HeaderSelector],
+) {
     remove_internal(headers);
     headers.remove(revision);
     for selector in selectors {
@@ -44,7 +48,7 @@ pub(in crate::proxy) fn is_internal(name: &str) -> bool {
 }
 
 /// Removes what no engine may see.
-pub(super) fn remove_internal(headers: &mut HeaderMap) {
+pub(in crate::proxy) fn remove_internal(headers: &mut HeaderMap) {
     for name in &INTERNAL {
         headers.remove(name);
     }
@@ -52,7 +56,7 @@ pub(super) fn remove_internal(headers: &mut HeaderMap) {
 
 /// The prefill endpoints that a trusted router names, the best one first; `None` where it names none. Values that are
 /// no address are passed over, as are the scheme that old routers write.
-pub(super) fn prefillers(headers: &HeaderMap) -> Option<Vec<SocketAddr>> {
+pub(in crate::proxy) fn prefillers(headers: &HeaderMap) -> Option<Vec<SocketAddr>> {
     let mut named = false;
     let mut addresses = Vec::new();
     for value in headers.get_all(PREFILLER) {
@@ -67,7 +71,10 @@ pub(super) fn prefillers(headers: &HeaderMap) -> Option<Vec<SocketAddr>> {
 }
 
 /// Gives a request the one id that both legs carry: its own first one, or else `fresh`.
-pub(super) fn name_request(headers: &mut HeaderMap, fresh: impl FnOnce() -> u128) -> Result<(), ProxyError> {
+pub(in crate::proxy) fn name_request(
+    headers: &mut HeaderMap,
+    fresh: impl FnOnce() -> u128,
+) -> Result<(), ProxyError> {
     let own = headers.get(REQUEST_ID).filter(|id| !id.is_empty());
     let id = match own {
         Some(id) => id.clone(),
