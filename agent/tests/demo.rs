@@ -51,6 +51,18 @@ fn a_rollout_behind_a_shared_router_keeps_both_legs_of_every_request_on_one_revi
 }
 
 #[test]
+fn a_rollout_behind_a_shared_router_is_as_well_steered_with_the_other_connectors() {
+    for connector in ["shared-storage", "sglang"] {
+        let (_, output) = demo(&["--no-kernel", "--layout", "shared", "--connector", connector]);
+        let text = text(&output);
+        assert!(output.status.success(), "{text}");
+        assert!(text.contains(&format!("({connector})")) && text.contains("all as it should be"), "{text}");
+    }
+    let (_, output) = demo(&["--no-kernel", "--connector", "sglang"]);
+    assert_eq!(output.status.code(), Some(64), "{}", text(&output));
+}
+
+#[test]
 fn a_rollout_with_the_kernel_steers_members_plain_clients_and_the_agent() {
     let (process, output) = demo(&[]);
     let text = text(&output);

@@ -40,7 +40,7 @@ use child::{Agent, Kernel};
 use isolation::Isolation;
 use judge::Played;
 use member::Member;
-use stage::{REVISIONS, ROLES, Stage};
+use stage::{Handover, REVISIONS, ROLES, Stage};
 use traffic::Way;
 use view::View;
 
@@ -86,6 +86,9 @@ pub struct Args {
     /// Where a request's legs are put together: by a coordinator between two listeners, or by the agent itself.
     #[arg(long, value_enum, default_value_t = Layout::PerRole)]
     layout: Layout,
+    /// How the engines hand the KV cache on; a coordinator knows `nixlv2` only.
+    #[arg(long, value_enum, default_value_t = Handover::NixlV2)]
+    connector: Handover,
     /// Leave the kernel programs out.
     #[arg(long)]
     no_kernel: bool,
@@ -120,6 +123,10 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit, Failure> {
     if let Some(vip) = args.member {
         return member::live(vip).map(|()| Exit::Done).map_err(Failure::failed);
     }
+    if args.layout == Layout::PerRole && args.connector != Handover::NixlV2 {
+        let error = Failure::usage(format!("--connector {} needs --layout shared", args.connector));
+        return Err(error.hint("the coordinators of the other layout run the legs of nixlv2 only"));
+    }
     // Made before the runtime, because it must outlive the processes that the runtime's tasks hold.
     let isolation = Isolation::enter(!args.no_kernel, &REVISIONS);
     let runtime =
@@ -143,7 +150,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Exit, Failure> {
 
 async fn play(args: &Args, isolation: &Isolation, view: &mut View<'_>) -> Result<Exit, Failure> {
     let plan = rollout::plan(&SIZE, &SIZE, LIMITS).map_err(Failure::failed)?;
-    let mut stage = Stage::set(args.layout == Layout::Shared).await?;
+    let mut stage = Stage::set(args.layout == Layout::Shared, args.connector).await?;
     if args.keep {
         let directory = stage.keep().display().to_string();
         view.say(&format!("files: {directory}\n"))?;
@@ -351,10 +358,11 @@ fn opening(
             "kernel  NO kernel programs: the agent gates in user space, VIPs are left out\n        {reason}\n"
         );
     }
-    text.push_str(match args.layout {
-        Layout::PerRole => "layout  one router per role: coordinators carry the revision from leg to leg\n",
-        Layout::Shared => "layout  one shared router: the agent runs both legs of a request\n",
-    });
+    let layout = match args.layout {
+        Layout::PerRole => "one router per role: coordinators carry the revision from leg to leg",
+        Layout::Shared => "one shared router: the agent runs both legs of a request",
+    };
+    let _ = writeln!(text, "layout  {layout} ({})", args.connector);
     let _ = writeln!(text, "judged  {} requests of each kind in each step\n", args.requests());
     text
 }
@@ -416,6 +424,7 @@ mod tests {
             seed: 0,
             keep: false,
             layout: Layout::PerRole,
+            connector: Handover::NixlV2,
             no_kernel: false,
             member: None,
         };

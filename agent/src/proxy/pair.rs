@@ -9,8 +9,8 @@
 //! Both legs are parts of the request's own future, or of its response's body: whatever ends one of them (a failure,
 //! the other leg's failure, the client's leave) drops it, which closes its connection. Nothing needs to be told.
 //!
-//! The body is in memory once. Each leg sends a [`Rope`]: slices of it with the edits between. With a body in several
-//! reads there are two buffers at most: the one that grows and the piece that was just read.
+//! The body is in memory once. Each leg sends a [`Rope`]: slices of it with the edits between. While a body in several
+//! reads is joined there are two buffers at most: the one that grows, and the one that it grows out of.
 
 mod cached;
 mod collect;

@@ -60,7 +60,7 @@ async fn h10_each_chunk_of_a_decode_reaches_the_client_before_the_next_is_made()
 
 #[tokio::test]
 async fn h10_two_events_and_a_reset_are_two_events_and_a_reset() {
-    for connector in [ConnectorKind::NixlV2, ConnectorKind::Sglang] {
+    for connector in [ConnectorKind::NixlV2, ConnectorKind::SharedStorage, ConnectorKind::Sglang] {
         let prefill = Engine::prefills(1).await;
         let (decode, feed) = streaming().await;
         let rig = Rig::between(of(connector), &prefill, &decode);

@@ -1,10 +1,15 @@
 //! What an engine says: the JSON and the events of each API, for a given number of tokens.
 
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    net::{IpAddr, SocketAddr},
+};
+
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::kv::KvTransfer;
+use crate::{kv::KvTransfer, meeting::Place};
 
 /// The API that a path belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -12,6 +17,7 @@ pub(crate) enum Dialect {
     Chat,
     Completion,
     Responses,
+    Messages,
     Generate,
 }
 
@@ -21,13 +27,14 @@ impl Dialect {
             "/v1/chat/completions" => Self::Chat,
             "/v1/completions" => Self::Completion,
             "/v1/responses" => Self::Responses,
+            "/v1/messages" => Self::Messages,
             "/inference/v1/generate" => Self::Generate,
             _ => return None,
         })
     }
 }
 
-/// The fields of a request that an engine looks at; all others (sglang's bootstrap fields too) are accepted.
+/// The fields of a request that an engine looks at; all others are accepted.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Ask {
@@ -43,6 +50,9 @@ pub(crate) struct Ask {
     input: Value,
     token_ids: Value,
     pub(crate) kv_transfer_params: Option<KvTransfer>,
+    bootstrap_host: Option<String>,
+    bootstrap_port: Option<u16>,
+    bootstrap_room: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -62,7 +72,7 @@ impl Ask {
     fn limit(&self, dialect: Dialect) -> Option<u64> {
         match dialect {
             Dialect::Chat => self.max_completion_tokens.into_iter().chain(self.max_tokens).min(),
-            Dialect::Completion => self.max_tokens,
+            Dialect::Completion | Dialect::Messages => self.max_tokens,
             Dialect::Responses => self.max_output_tokens,
             Dialect::Generate => self.sampling_params.as_ref().and_then(|params| params.max_tokens),
         }
@@ -73,6 +83,22 @@ impl Ask {
         let characters = [&self.messages, &self.prompt, &self.input].map(characters).iter().sum::<u64>();
         let ids = self.token_ids.as_array().map_or(0, |ids| u64::try_from(ids.len()).unwrap_or(u64::MAX));
         characters.div_ceil(4).saturating_add(ids).max(1)
+    }
+
+    /// The same for the same prompt.
+    pub(crate) fn prompt_key(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for part in [&self.messages, &self.prompt, &self.input, &self.token_ids] {
+            part.to_string().hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+
+    /// Where the legs of this request meet, if it says so.
+    pub(crate) fn place(&self) -> Option<Place> {
+        let host: IpAddr = self.bootstrap_host.as_ref()?.trim_matches(['[', ']']).parse().ok()?;
+        let server = SocketAddr::from((host, self.bootstrap_port?));
+        Some(Place { server, room: self.bootstrap_room? })
     }
 }
 
@@ -121,7 +147,8 @@ impl Script {
             finish: if limit < tokens { "length" } else { "stop" },
             prompt_tokens: ask.prompt_tokens(),
             cached_tokens: cached_tokens.min(ask.prompt_tokens()),
-            usage_event: ask.stream_options.as_ref().is_some_and(|options| options.include_usage),
+            usage_event: !matches!(dialect, Dialect::Responses | Dialect::Messages)
+                && ask.stream_options.as_ref().is_some_and(|options| options.include_usage),
             kv: None,
             min_body: 0,
         }
@@ -163,6 +190,7 @@ impl Script {
                 "choices": [{"index": 0, "finish_reason": finish, "text": text}],
             }),
             Dialect::Responses => self.response("completed", text),
+            Dialect::Messages => self.message(text),
             Dialect::Generate => json!({
                 "request_id": id, "padding": text.trim_start_matches(|c| c != 'x'), "usage": usage,
                 "choices": [{"index": 0, "finish_reason": finish,
@@ -184,12 +212,28 @@ impl Script {
         })
     }
 
+    fn message(&self, text: &str) -> Value {
+        let text = json!({"type": "text", "text": text});
+        json!({
+            "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": [text],
+            "stop_reason": self.stop_reason(), "stop_sequence": null, "usage": self.usage(),
+        })
+    }
+
+    fn stop_reason(&self) -> &'static str {
+        if self.finish == "length" { "max_tokens" } else { "end_turn" }
+    }
+
     fn usage(&self) -> Value {
         let total = self.prompt_tokens.saturating_add(self.tokens);
         match self.dialect {
             Dialect::Responses => json!({
                 "input_tokens": self.prompt_tokens, "output_tokens": self.tokens, "total_tokens": total,
                 "input_tokens_details": {"cached_tokens": self.cached_tokens},
+            }),
+            Dialect::Messages => json!({
+                "input_tokens": self.prompt_tokens, "output_tokens": self.tokens,
+                "cache_read_input_tokens": self.cached_tokens,
             }),
             _ => json!({
                 "prompt_tokens": self.prompt_tokens, "completion_tokens": self.tokens, "total_tokens": total,
@@ -220,6 +264,7 @@ impl Script {
         let stage = self.stage(index)?;
         Some(match self.dialect {
             Dialect::Responses => self.response_event(&stage, index),
+            Dialect::Messages => self.message_events(&stage),
             _ => match self.chunk(&stage) {
                 Some(chunk) => format!("data: {chunk}\n\n").into(),
                 None => Bytes::from_static(b"data: [DONE]\n\n"),
@@ -272,11 +317,40 @@ impl Script {
             }
         };
         if let Some(fields) = data.as_object_mut() {
-            fields.insert("type".to_owned(), json!(name));
             fields.insert("sequence_number".to_owned(), json!(index));
         }
-        format!("event: {name}\ndata: {data}\n\n").into()
+        named(name, data).into()
     }
+
+    /// Messages begin and end in two events each; the one that tells why it ends carries the usage.
+    fn message_events(&self, stage: &Stage) -> Bytes {
+        let events = match stage {
+            Stage::Open => {
+                let text = json!({"type": "text", "text": ""});
+                named("message_start", json!({"message": self.message("")}))
+                    + &named("content_block_start", json!({"index": 0, "content_block": text}))
+            }
+            Stage::Token(at) => {
+                let delta = json!({"type": "text_delta", "text": token(*at)});
+                named("content_block_delta", json!({"index": 0, "delta": delta}))
+            }
+            Stage::Finish => {
+                let delta = json!({"stop_reason": self.stop_reason(), "stop_sequence": null});
+                named("content_block_stop", json!({"index": 0}))
+                    + &named("message_delta", json!({"delta": delta, "usage": self.usage()}))
+            }
+            Stage::Usage | Stage::Done => named("message_stop", json!({})),
+        };
+        events.into()
+    }
+}
+
+/// An event with a name, which is in its data too.
+fn named(name: &str, mut data: Value) -> String {
+    if let Some(fields) = data.as_object_mut() {
+        fields.insert("type".to_owned(), json!(name));
+    }
+    format!("event: {name}\ndata: {data}\n\n")
 }
 
 fn token(at: u64) -> String {
@@ -297,13 +371,21 @@ mod tests {
         assert_eq!(one(Dialect::Chat, r#"{"max_tokens":3,"max_completion_tokens":2}"#), 2);
         assert_eq!(one(Dialect::Completion, r#"{"max_tokens":3}"#), 3);
         assert_eq!(one(Dialect::Responses, r#"{"max_output_tokens":1,"max_tokens":7}"#), 1);
+        assert_eq!(one(Dialect::Messages, r#"{"max_tokens":2,"max_output_tokens":1}"#), 2);
         assert_eq!(one(Dialect::Generate, r#"{"sampling_params":{"max_tokens":1}}"#), 1);
         assert_eq!(one(Dialect::Chat, "{}"), 8);
     }
 
     #[test]
     fn a_whole_answer_is_filled_to_the_byte() {
-        for dialect in [Dialect::Chat, Dialect::Completion, Dialect::Responses, Dialect::Generate] {
+        for path in [
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/v1/responses",
+            "/v1/messages",
+            "/inference/v1/generate",
+        ] {
+            let dialect = Dialect::of(path).unwrap();
             let script = Script::new(dialect, &ask("{}"), 1, 8, 0).filled_to(1024);
             assert_eq!(script.whole().len(), 1024, "{dialect:?}");
         }
@@ -315,6 +397,18 @@ mod tests {
             Script::new(Dialect::Chat, &ask(r#"{"messages":[{"content":"12345678"}]}"#), 1, 1, u64::MAX);
         assert_eq!((script.prompt_tokens, script.cached_tokens), (2, 2));
         assert_eq!(ask("{}").prompt_tokens(), 1);
+    }
+
+    #[test]
+    fn the_place_where_legs_meet_is_read_whole_or_not_at_all() {
+        let place = |host| {
+            ask(&format!(r#"{{"bootstrap_host":"{host}","bootstrap_port":8998,"bootstrap_room":7}}"#)).place()
+        };
+        let at = |server: &str| Some(Place { server: server.parse().unwrap(), room: 7 });
+        assert_eq!(place("10.0.0.1"), at("10.0.0.1:8998"));
+        assert_eq!(place("[fd00::1]"), at("[fd00::1]:8998"));
+        assert_eq!(place("a name"), None);
+        assert_eq!(ask(r#"{"bootstrap_host":"10.0.0.1","bootstrap_port":8998}"#).place(), None);
     }
 
     #[test]

@@ -14,16 +14,13 @@ use crate::{
     behaviour::Behaviour,
     body::{EngineBody, Flight, Mishap},
     counters::Tick,
-    kv::{KV_MISMATCH, KvTransfer, Leg, Offer},
+    handover::{self, KV_MISMATCH, Leg, Refusal},
     shared::{Recorded, Shared},
     wire::Link,
 };
 
 /// Largest request body, bytes.
 const MAX_BODY: usize = 64 * 1024 * 1024;
-
-/// Cache blocks that a prefill reply names.
-const BLOCKS: u64 = 4;
 
 /// An answer without KV or streaming: status, content type, body.
 struct Plain(StatusCode, &'static str, Bytes);
@@ -117,7 +114,7 @@ async fn infer(
             return respond(shared, behaviour, plain, flight);
         }
     };
-    let leg = ask.kv_transfer_params.as_ref().map_or(Leg::Local, |params| params.leg(&shared.revision));
+    let leg = shared.leg(&ask);
     shared.count_leg(&leg);
 
     let fault = shared.next_fault(behaviour);
@@ -141,29 +138,19 @@ async fn infer(
     };
 
     let sequence = shared.next_sequence();
-    let (cached_tokens, kv) = match leg {
-        Leg::Decode(Offer::Foreign { engine_id }) => {
-            shared.tallies.add(Tick::Mixed, 1);
-            let message =
-                format!("KV blocks of {engine_id} offered to an engine of revision {}", shared.revision);
-            let plain = Plain::error(StatusCode::INTERNAL_SERVER_ERROR, KV_MISMATCH, &message);
-            return respond(shared, behaviour, plain, flight);
+    let decodes = matches!(leg, Leg::Decode(_));
+    let transfer = match handover::transfer(shared, leg, &ask, sequence).await {
+        Ok(transfer) => transfer,
+        Err(refusal) => {
+            let foreign = matches!(refusal, Refusal::Foreign { .. });
+            if foreign && decodes {
+                shared.tallies.add(Tick::Mixed, 1);
+            }
+            return respond(shared, behaviour, refused(&refusal), flight);
         }
-        Leg::Decode(Offer::Unnamed) => {
-            let plain =
-                Plain::error(StatusCode::BAD_REQUEST, "kv_params_invalid", "no usable remote_engine_id");
-            return respond(shared, behaviour, plain, flight);
-        }
-        // Every token of the prompt came as a block.
-        Leg::Decode(Offer::Usable) => (ask.prompt_tokens(), None),
-        Leg::Prefill => {
-            let first = sequence.saturating_mul(BLOCKS);
-            let blocks = first..first.saturating_add(BLOCKS);
-            let kv = KvTransfer::reply(&shared.name, &shared.revision, shared.address, blocks);
-            (behaviour.cached_tokens, Some(kv))
-        }
-        Leg::Local => (behaviour.cached_tokens, None),
     };
+    // Every token of the prompt came as a block, or as many as it is said to have cached.
+    let cached_tokens = if transfer.fetched { ask.prompt_tokens() } else { behaviour.cached_tokens };
     if !behaviour.first_byte_delay.is_zero() {
         tokio::time::sleep(behaviour.first_byte_delay).await;
     }
@@ -171,10 +158,19 @@ async fn infer(
     let (content_type, body) = if ask.stream {
         ("text/event-stream", EngineBody::stream(script, behaviour.token_delay, flight))
     } else {
-        let whole = script.with_kv(kv).filled_to(behaviour.min_body).whole();
+        let whole = script.with_kv(transfer.reply).filled_to(behaviour.min_body).whole();
         ("application/json", EngineBody::whole(whole, flight))
     };
     finish(shared, behaviour, StatusCode::OK, content_type, body.with_mishap(mishap))
+}
+
+fn refused(refusal: &Refusal) -> Plain {
+    let (status, code) = match refusal {
+        Refusal::Foreign { .. } => (StatusCode::INTERNAL_SERVER_ERROR, KV_MISMATCH),
+        Refusal::Incomplete(_) => (StatusCode::BAD_REQUEST, "kv_params_invalid"),
+        Refusal::Broken(_) => (StatusCode::INTERNAL_SERVER_ERROR, "kv_transfer_failed"),
+    };
+    Plain::error(status, code, &refusal.to_string())
 }
 
 fn respond(

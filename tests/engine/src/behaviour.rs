@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 
+use crate::Pace;
+
 /// How an engine behaves. Changed at run time by [`Engine::update`](crate::Engine::update); a request uses what was
 /// in force when it came.
 #[derive(Clone, Debug)]
@@ -34,6 +36,9 @@ pub struct Behaviour {
     pub record: usize,
     /// Cheap mode, looked at when a connection comes: answer whatever is asked with JSON of that many bytes.
     pub fixed_body: Option<usize>,
+    /// In cheap mode, answer requests for a stream with events that tell when they were sent ([`SENT`](crate::SENT)),
+    /// one at each turn, until the client leaves.
+    pub fixed_stream: Option<Pace>,
 }
 
 impl Default for Behaviour {
@@ -52,6 +57,7 @@ impl Default for Behaviour {
             rate_fault: Fault::Status(500),
             record: 0,
             fixed_body: None,
+            fixed_stream: None,
         }
     }
 }

@@ -19,8 +19,9 @@ pub(crate) async fn serve(shared: Arc<Shared>, stream: TcpStream, mut stop: watc
     drop(stream.set_nodelay(true));
     let link = Link::new();
     let wire = Wire::new(stream, Arc::clone(&link), Arc::clone(&shared.tallies));
-    if let Some(body) = shared.behaviour().fixed_body {
-        drop(fixed::serve(wire, body, &shared.tallies, stop).await);
+    let behaviour = shared.behaviour();
+    if let Some(body) = behaviour.fixed_body {
+        drop(fixed::serve(wire, body, behaviour.fixed_stream.as_ref(), &shared.tallies, stop).await);
         return;
     }
     let mut behaviours = shared.behaviours();

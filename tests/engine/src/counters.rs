@@ -31,11 +31,11 @@ pub struct Counters {
     /// Requests whose head was read: the sum of the four kinds below once their bodies are read, plus those that
     /// broke off or were malformed.
     pub requests: u64,
-    /// Inference requests that ask for KV to be handed on (`do_remote_decode`).
+    /// Prefill legs: inference requests that ask for KV to be handed on.
     pub prefill: u64,
-    /// Inference requests that bring KV (`do_remote_prefill`), the refused ones included.
+    /// Decode legs: inference requests that have their KV from elsewhere, the refused ones included.
     pub decode: u64,
-    /// Inference requests without KV transfer.
+    /// Inference requests without KV transfer: those that find none in a shared storage too.
     pub local: u64,
     /// Everything else: health, models, metrics, unknown paths.
     pub other: u64,

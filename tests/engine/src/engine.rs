@@ -16,8 +16,9 @@ use tokio::{
 };
 
 use crate::{
-    Behaviour, Counters, Fault, connection,
+    Behaviour, Connector, Counters, Fault, connection,
     counters::Tick,
+    meeting::Rooms,
     shared::{Faults, Recorded, Shared, lock},
 };
 
@@ -30,8 +31,11 @@ pub struct EngineConfig {
     pub name: String,
     /// Its revision.
     pub revision: String,
-    /// Its role; only counted against ([`Counters::misplaced`]), as a real engine would serve either leg.
+    /// Its role. With [`Connector::Nixl`] it is only counted against ([`Counters::misplaced`]), as a real engine would
+    /// serve either leg.
     pub role: String,
+    /// How it hands KV on.
+    pub connector: Connector,
     /// Most open connections; more wait in the listen queue.
     pub max_connections: usize,
     /// How it behaves at first.
@@ -47,6 +51,7 @@ impl EngineConfig {
             name: address.to_string(),
             revision: revision.into(),
             role: role.into(),
+            connector: Connector::default(),
             max_connections: 4096,
             behaviour: Behaviour::default(),
         }
@@ -99,15 +104,27 @@ impl Engine {
         if config.name.contains('@') {
             return Err(EngineError::Name(config.name));
         }
-        let bind = |source| EngineError::Bind { address: config.address, source };
-        let listener = listen(config.address).map_err(bind)?;
-        let address = listener.local_addr().map_err(bind)?;
+        let bind = |address| move |source| EngineError::Bind { address, source };
+        let listener = listen(config.address).map_err(bind(config.address))?;
+        let address = listener.local_addr().map_err(bind(config.address))?;
+        let bootstrap = match config.connector {
+            Connector::Sglang(port) if config.role == "prefill" => {
+                let address = SocketAddr::new(address.ip(), port);
+                Some(listen(address).map_err(bind(address))?)
+            }
+            _ => None,
+        };
+        let bootstrap_address = bootstrap.as_ref().and_then(|listener| listener.local_addr().ok());
+        let listeners = Listeners { api: listener, bootstrap };
         let shared = Arc::new(Shared {
             name: config.name,
             revision: config.revision,
             address,
             tallies: Arc::default(),
             role: config.role,
+            connector: config.connector,
+            bootstrap: bootstrap_address,
+            rooms: Rooms::default(),
             behaviour: watch::Sender::new(Arc::new(config.behaviour)),
             faults: Mutex::default(),
             recorded: Mutex::default(),
@@ -115,7 +132,7 @@ impl Engine {
         });
         let (orders, received) = mpsc::channel(8);
         let mut task = JoinSet::new();
-        task.spawn(run(Arc::clone(&shared), listener, received, config.max_connections));
+        task.spawn(run(Arc::clone(&shared), listeners, received, config.max_connections));
         Ok(Self { shared, orders, _task: task })
     }
 
@@ -123,6 +140,12 @@ impl Engine {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.shared.address
+    }
+
+    /// Where its bootstrap server listens: a prefill engine of [`Connector::Sglang`] has one.
+    #[must_use]
+    pub fn bootstrap(&self) -> Option<SocketAddr> {
+        self.shared.bootstrap
     }
 
     /// Its name.
@@ -209,40 +232,68 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(1024)
 }
 
-async fn accept(listener: Option<&TcpListener>) -> io::Result<TcpStream> {
-    match listener {
-        Some(listener) => listener.accept().await.map(|(stream, _)| stream),
-        None => std::future::pending().await,
+/// Where an engine listens while it is up.
+struct Listeners {
+    api: TcpListener,
+    bootstrap: Option<TcpListener>,
+}
+
+impl Listeners {
+    fn again(shared: &Shared) -> io::Result<Self> {
+        let bootstrap = shared.bootstrap.map(listen).transpose()?;
+        Ok(Self { api: listen(shared.address)?, bootstrap })
+    }
+}
+
+/// Who has come.
+enum Caller {
+    Client(TcpStream),
+    /// The decode engine of a pair.
+    Decode(TcpStream),
+}
+
+async fn accept(listeners: Option<&Listeners>, full: bool) -> io::Result<Caller> {
+    let Some(listeners) = listeners else { return std::future::pending().await };
+    let decode = async {
+        match &listeners.bootstrap {
+            Some(bootstrap) => bootstrap.accept().await,
+            None => std::future::pending().await,
+        }
+    };
+    select! {
+        client = listeners.api.accept(), if !full => client.map(|(stream, _)| Caller::Client(stream)),
+        decode = decode => decode.map(|(stream, _)| Caller::Decode(stream)),
     }
 }
 
 /// Accepts until stopped. Connections end with this task.
 async fn run(
     shared: Arc<Shared>,
-    listener: TcpListener,
+    listeners: Listeners,
     mut orders: mpsc::Receiver<Order>,
     max_connections: usize,
 ) {
-    let mut listener = Some(listener);
+    let mut listeners = Some(listeners);
     let mut connections = JoinSet::new();
     let stop = watch::Sender::new(false);
     loop {
+        let full = connections.len() >= max_connections;
         select! {
             order = orders.recv() => match order {
                 None => return,
                 Some(Order::Down(done)) => {
-                    listener = None;
+                    listeners = None;
                     connections.shutdown().await;
                     let _ = done.send(());
                 }
                 Some(Order::Up(done)) => {
-                    let bound = if listener.is_some() { Ok(()) } else {
-                        listen(shared.address).map(|bound| listener = Some(bound))
+                    let bound = if listeners.is_some() { Ok(()) } else {
+                        Listeners::again(&shared).map(|bound| listeners = Some(bound))
                     };
                     drop(done.send(bound));
                 }
                 Some(Order::Stop(within, done)) => {
-                    drop(listener.take());
+                    drop(listeners.take());
                     stop.send_replace(true);
                     let finished = async { while connections.join_next().await.is_some() {} };
                     drop(timeout(within, finished).await);
@@ -252,10 +303,17 @@ async fn run(
                 }
             },
             Some(_) = connections.join_next() => {}
-            accepted = accept(listener.as_ref()), if connections.len() < max_connections => match accepted {
-                Ok(stream) => {
+            accepted = accept(listeners.as_ref(), full) => match accepted {
+                Ok(Caller::Client(stream)) => {
                     shared.tallies.add(Tick::Connections, 1);
                     connections.spawn(connection::serve(Arc::clone(&shared), stream, stop.subscribe()));
+                }
+                Ok(Caller::Decode(stream)) => {
+                    let shared = Arc::clone(&shared);
+                    connections.spawn(async move {
+                        // How it ends, the legs tell better.
+                        drop(shared.rooms.receive(&shared.engine_id(), stream).await);
+                    });
                 }
                 // Out of file descriptors, mostly: let some close.
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,

@@ -1,7 +1,8 @@
 //! The cheap server for benchmarks: one prepared answer to whatever is asked.
 //!
-//! It does not look at a request beyond where it ends (and whether it asks for the models), so that a proxy under measurement, not the engine behind it,
-//! takes the machine. The end of a chunked body is looked for chunk by chunk: Envoy sends one where it may change it.
+//! It does not look at a request beyond where it ends (and whether it asks for the models, or for a stream), so that a
+//! proxy under measurement, not the engine behind it, takes the machine. The end of a chunked body is looked for chunk
+//! by chunk: Envoy sends one where it may change it.
 
 use std::io;
 
@@ -11,7 +12,11 @@ use tokio::{
     sync::watch,
 };
 
-use crate::counters::{Tallies, Tick};
+use crate::{
+    Pace,
+    counters::{Tallies, Tick},
+    pace,
+};
 
 /// Largest request head, bytes.
 const MAX_HEAD: usize = 64 * 1024;
@@ -23,6 +28,7 @@ const MAX_REQUEST: usize = 64 * 1024 * 1024;
 pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     mut stream: S,
     body: usize,
+    pace: Option<&Pace>,
     tallies: &Tallies,
     mut stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
@@ -36,7 +42,13 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
                 tallies.add(Tick::Requests, 1);
                 tallies.add(Tick::Other, 1);
                 let asks_for_models = buffer.starts_with(b"GET /v1/models ");
+                let streams = pace.filter(|_| asks_for_stream(buffer.get(..length).unwrap_or_default()));
                 buffer.drain(..length);
+                if let Some(pace) = streams {
+                    let ended = events(&mut stream, pace, &mut stop).await;
+                    tallies.add(Tick::Cancelled, 1);
+                    return ended;
+                }
                 stream.write_all(if asks_for_models { &models } else { &answer }).await?;
                 tallies.add(Tick::Completed, 1);
                 continue;
@@ -55,6 +67,43 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
             return Ok(());
         }
     }
+}
+
+/// Written before the time in an event, nanoseconds of [`now`](crate::now).
+pub const SENT: &str = "\"sent\":";
+
+fn asks_for_stream(request: &[u8]) -> bool {
+    const MEMBER: &[u8] = b"\"stream\":true";
+    request.windows(MEMBER.len()).any(|window| window == MEMBER)
+}
+
+/// Sends events until the client leaves.
+async fn events<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
+    pace: &Pace,
+    stop: &mut watch::Receiver<bool>,
+) -> io::Result<()> {
+    const HEAD: &[u8] =
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+    stream.write_all(HEAD).await?;
+    loop {
+        select! {
+            // The end, or a client that does not wait for it.
+            _ = stream.read_u8() => return Ok(()),
+            _ = stop.wait_for(|stop| *stop) => return Ok(()),
+            () = pace.turn() => {}
+        }
+        stream.write_all(event(pace::now()).as_bytes()).await?;
+    }
+}
+
+/// A chunk with an event as long as an engine's.
+fn event(now: u64) -> String {
+    let event = format!(
+        "data: {{\"id\":\"fixed\",\"object\":\"text_completion\",\"created\":0,\"model\":\"bench\",\
+         \"choices\":[{{\"index\":0,\"text\":\" token\",\"logprobs\":null,\"finish_reason\":null}}],{SENT}{now}}}\n\n"
+    );
+    format!("{:x}\r\n{event}\r\n", event.len())
 }
 
 /// What routers ask before they begin.
@@ -133,6 +182,16 @@ mod tests {
             let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
             assert_eq!(answer["kv_transfer_params"]["do_remote_prefill"], true);
         }
+    }
+
+    #[test]
+    fn an_event_is_a_chunk_of_json_that_tells_its_time() {
+        let chunk = event(12);
+        let (size, event) = chunk.split_once("\r\n").unwrap();
+        assert_eq!(usize::from_str_radix(size, 16).unwrap() + 2, event.len());
+        let json: serde_json::Value =
+            serde_json::from_str(event.strip_prefix("data: ").unwrap().trim()).unwrap();
+        assert_eq!(json["sent"], 12);
     }
 
     #[test]

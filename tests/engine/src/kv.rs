@@ -1,14 +1,14 @@
 //! KV transfer as vLLM's `NixlConnector` speaks it over HTTP (connector `nixlv2`): `kv_transfer_params` in the prefill
 //! request, the place of the blocks in its reply, and that same object in the decode request.
 //!
-//! The simulated engine id is `NAME@REVISION`, so that a decoder can tell whose blocks it is offered.
+//! The id of a simulated engine tells its revision ([`Offer::of`]), so that a decoder can tell whose blocks it is
+//! offered.
 
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// The error code of a decode refused for its KV's revision.
-pub const KV_MISMATCH: &str = "kv_revision_mismatch";
+use crate::handover::{Leg, Offer};
 
 /// The side-channel port that a prefill reply names; vLLM's default (`VLLM_NIXL_SIDE_CHANNEL_PORT`).
 const SIDE_CHANNEL_PORT: u16 = 5600;
@@ -34,33 +34,12 @@ pub struct KvTransfer {
     pub tp_size: Option<u32>,
 }
 
-/// Which part of a disaggregated request this is.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Leg {
-    Prefill,
-    Decode(Offer),
-    Local,
-}
-
-/// Whether the KV that a decode brings can be used.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Offer {
-    Usable,
-    Foreign { engine_id: String },
-    Unnamed,
-}
-
 impl KvTransfer {
-    pub(crate) fn reply(
-        name: &str,
-        revision: &str,
-        address: SocketAddr,
-        blocks: std::ops::Range<u64>,
-    ) -> Self {
+    pub(crate) fn reply(engine_id: String, address: SocketAddr, blocks: std::ops::Range<u64>) -> Self {
         Self {
             do_remote_decode: false,
             do_remote_prefill: true,
-            remote_engine_id: Some(format!("{name}@{revision}")),
+            remote_engine_id: Some(engine_id),
             remote_block_ids: Some(blocks.collect()),
             remote_host: Some(address.ip().to_string()),
             remote_port: Some(SIDE_CHANNEL_PORT),
@@ -70,12 +49,9 @@ impl KvTransfer {
 
     pub(crate) fn leg(&self, own_revision: &str) -> Leg {
         if self.do_remote_prefill {
-            let offer = match self.remote_engine_id.as_deref().map(|id| (id, id.split_once('@'))) {
-                Some((_, Some((_, revision)))) if revision == own_revision => Offer::Usable,
-                Some((id, Some(_))) => Offer::Foreign { engine_id: id.to_owned() },
-                _ => Offer::Unnamed,
-            };
-            Leg::Decode(offer)
+            Leg::Decode(
+                self.remote_engine_id.as_deref().map_or(Offer::Unnamed, |id| Offer::of(id, own_revision)),
+            )
         } else if self.do_remote_decode {
             Leg::Prefill
         } else {
@@ -90,7 +66,7 @@ mod tests {
 
     #[test]
     fn a_reply_handed_on_is_usable_by_its_own_revision_only() {
-        let reply = KvTransfer::reply("p0", "a@1", ([127, 1, 0, 1], 8000).into(), 4..8);
+        let reply = KvTransfer::reply("p0@a@1".to_owned(), ([127, 1, 0, 1], 8000).into(), 4..8);
         assert_eq!(reply.leg("a@1"), Leg::Decode(Offer::Usable));
         assert_eq!(reply.leg("a"), Leg::Decode(Offer::Foreign { engine_id: "p0@a@1".to_owned() }));
     }

@@ -1,4 +1,4 @@
-//! A simulated inference engine: the OpenAI paths, KV transfer between revisions, and faults on demand.
+//! A simulated inference engine: the OpenAI paths and Anthropic's, KV transfer between revisions, and faults on demand.
 //!
 //! It stands where vLLM or `SGLang` would stand in the demo, the tests and the benchmarks. One process runs many of
 //! them, each on an address of its own in 127.0.0.0/8. What it computes is nonsense; what it *checks* is the point:
@@ -18,8 +18,9 @@
 //! # }
 //! ```
 //!
-//! `api` answers the paths, `answer` writes JSON and events, `kv` is the transfer protocol, `connection`
-//! serves one connection, `fixed` is the cheap server for benchmarks. The program `revgate-client` asks them.
+//! `api` answers the paths, `answer` writes JSON and events, `handover` takes KV from leg to leg (`kv`, `storage` and
+//! `meeting` are how each connector does), `connection` serves one connection, `fixed` is the cheap server for
+//! benchmarks, to whose streams `pace` deals tokens out. The program `revgate-client` asks them.
 
 mod answer;
 mod api;
@@ -30,16 +31,23 @@ mod counters;
 mod engine;
 mod fixed;
 mod fleet;
+mod handover;
 mod kv;
+mod meeting;
+mod pace;
 mod report;
 mod shared;
+mod storage;
 mod wire;
 
 pub use behaviour::{Behaviour, Fault};
 pub use counters::Counters;
 pub use engine::{Engine, EngineConfig, EngineError};
+pub use fixed::SENT;
 pub use fleet::Fleet;
-pub use kv::{KV_MISMATCH, KvTransfer};
+pub use handover::{Connector, KV_MISMATCH};
+pub use kv::KvTransfer;
+pub use pace::{Pace, now};
 pub use report::ClientReport;
 pub use shared::Recorded;
 

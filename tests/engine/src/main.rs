@@ -1,9 +1,9 @@
 //! Simulated engines from the command line, for benchmarks and for trying things by hand.
 
-use std::{net::SocketAddr, process::ExitCode, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Parser;
-use revgate_engine::{Behaviour, Engine, EngineConfig, EngineError};
+use revgate_engine::{Behaviour, Connector, Engine, EngineConfig, EngineError};
 use tokio::{
     select,
     signal::unix::{SignalKind, signal},
@@ -25,6 +25,12 @@ struct Args {
     /// The engines' role
     #[arg(long, default_value = "decode")]
     role: String,
+    /// Hand KV on through this directory, which all engines share, instead of from engine to engine
+    #[arg(long, value_name = "DIRECTORY", conflicts_with = "bootstrap_port")]
+    storage: Option<PathBuf>,
+    /// Hand KV on as SGLang does: both legs at once, meeting at a prefill engine's bootstrap server on this port
+    #[arg(long, value_name = "PORT")]
+    bootstrap_port: Option<u16>,
     /// Tokens of an answer
     #[arg(long, default_value_t = 8)]
     tokens: u64,
@@ -73,10 +79,16 @@ async fn run(args: Args) -> Result<(), EngineError> {
     };
     let mut terminate = signal(SignalKind::terminate()).map_err(EngineError::Thread)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(EngineError::Thread)?;
+    let connector = match (args.storage, args.bootstrap_port) {
+        (Some(directory), _) => Connector::SharedStorage(directory),
+        (None, Some(port)) => Connector::Sglang(port),
+        (None, None) => Connector::Nixl,
+    };
     let mut engines = Vec::new();
     for address in args.listen {
         let mut config = EngineConfig {
             behaviour: behaviour.clone(),
+            connector: connector.clone(),
             ..EngineConfig::new(address, args.revision.as_str(), args.role.as_str())
         };
         if let Some(name) = &args.name {

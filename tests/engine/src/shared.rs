@@ -15,9 +15,10 @@ use http::{HeaderMap, Method, Uri};
 use tokio::sync::watch;
 
 use crate::{
-    Behaviour, Fault,
+    Behaviour, Connector, Fault,
     counters::{Tallies, Tick},
-    kv::Leg,
+    handover::Leg,
+    meeting::Rooms,
 };
 
 /// Most requests kept for [`Engine::recorded`](crate::Engine::recorded).
@@ -52,6 +53,10 @@ pub(crate) struct Shared {
     pub(crate) address: SocketAddr,
     pub(crate) tallies: Arc<Tallies>,
     pub(crate) role: String,
+    pub(crate) connector: Connector,
+    /// Where its bootstrap server listens, if it has one.
+    pub(crate) bootstrap: Option<SocketAddr>,
+    pub(crate) rooms: Rooms,
     pub(crate) behaviour: watch::Sender<Arc<Behaviour>>,
     pub(crate) faults: Mutex<Faults>,
     pub(crate) recorded: Mutex<VecDeque<Recorded>>,

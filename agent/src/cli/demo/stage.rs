@@ -12,7 +12,7 @@ use std::{
 };
 
 use http::{HeaderName, HeaderValue};
-use revgate_engine::{Counters, Engine, EngineConfig, EngineError, Fleet};
+use revgate_engine::{Connector, Counters, Engine, EngineConfig, EngineError, Fleet};
 use tempfile::TempDir;
 
 use super::isolation::Isolation;
@@ -25,6 +25,28 @@ pub(super) const ROLES: [&str; 2] = ["prefill", "decode"];
 /// The header that names a revision.
 pub(super) const REVISION_HEADER: HeaderName = HeaderName::from_static("x-llm-d-disagg-revision");
 
+/// How the engines hand KV on, by the name that the configuration has for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(super) enum Handover {
+    /// The Prefill's reply names its blocks, and the Decode fetches them.
+    #[value(name = "nixlv2")]
+    NixlV2,
+    /// Through a directory that all engines share.
+    SharedStorage,
+    /// Both legs at once, meeting at the Prefill engine.
+    Sglang,
+}
+
+impl std::fmt::Display for Handover {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::NixlV2 => "nixlv2",
+            Self::SharedStorage => "shared-storage",
+            Self::Sglang => "sglang",
+        })
+    }
+}
+
 /// Where one engine stands: revision, role, and its number there.
 pub(super) type Place = (usize, usize, u32);
 
@@ -35,20 +57,24 @@ pub(super) struct Stage {
     engines: BTreeMap<Place, Engine>,
     fleet: Fleet,
     port: u16,
+    /// Of every bootstrap server, once there is one.
+    bootstrap: u16,
     directory: TempDir,
     /// One listener for pairs, not one for each role.
     shared: bool,
+    handover: Handover,
 }
 
 impl Stage {
     /// Takes a port and makes the directory.
-    pub(super) async fn set(shared: bool) -> Result<Self, Failure> {
+    pub(super) async fn set(shared: bool, handover: Handover) -> Result<Self, Failure> {
         let directory = tempfile::Builder::new()
             .prefix("revgate-demo-")
             .tempdir()
             .map_err(|error| Failure::failed(format!("cannot make a temporary directory: {error}")))?;
         let fleet = Fleet::new().map_err(Failure::failed)?;
-        let mut stage = Self { engines: BTreeMap::new(), fleet, port: 0, directory, shared };
+        let engines = BTreeMap::new();
+        let mut stage = Self { engines, fleet, port: 0, bootstrap: 0, directory, shared, handover };
         stage.raise_one((0, 0, 0)).await.map_err(Failure::failed)?;
         stage.port = stage.engines.values().next().map_or(0, |engine| engine.address().port());
         Ok(stage)
@@ -138,7 +164,13 @@ kernel: {kernel}
         };
         list("vips", Self::vip);
         if self.shared {
-            line(&mut text, format_args!("listeners:\n- {{pair: {{}}, address: {}}}", self.listener(0)));
+            let port = if self.bootstrap == 0 {
+                String::new()
+            } else {
+                format!(", bootstrapPort: {}", self.bootstrap)
+            };
+            let pair = format!("{{connector: {}{port}}}", self.handover);
+            line(&mut text, format_args!("listeners:\n- {{pair: {pair}, address: {}}}", self.listener(0)));
         } else {
             list("listeners", Self::listener);
         }
@@ -171,12 +203,18 @@ kernel: {kernel}
         let address = SocketAddr::from((address(place), self.port));
         let mut config = EngineConfig::new(address, of(REVISIONS, revision), of(ROLES, role));
         config.name = name(place);
+        config.connector = match self.handover {
+            Handover::NixlV2 => Connector::Nixl,
+            Handover::SharedStorage => Connector::SharedStorage(self.directory().join("storage")),
+            Handover::Sglang => Connector::Sglang(self.bootstrap),
+        };
         config.behaviour.reveal = true;
         config.behaviour.tokens = 4;
         config.behaviour.first_byte_delay = Duration::from_micros(500);
         // A lie that the agent has to overwrite.
         config.behaviour.headers.push((REVISION_HEADER, HeaderValue::from_static("a-wrong-revision")));
         let engine = self.fleet.start(config).await?;
+        self.bootstrap = engine.bootstrap().map_or(self.bootstrap, |address| address.port());
         self.engines.insert(place, engine);
         Ok(())
     }
@@ -312,8 +350,14 @@ mod tests {
 
     #[tokio::test]
     async fn the_configuration_is_one_that_the_agent_takes() {
-        for (shared, listeners) in [(false, 2), (true, 1)] {
-            let stage = Stage::set(shared).await.unwrap();
+        for (shared, handover, connector) in [
+            (false, Handover::NixlV2, None),
+            (true, Handover::NixlV2, Some(config::ConnectorKind::NixlV2)),
+            (true, Handover::SharedStorage, Some(config::ConnectorKind::SharedStorage)),
+            (true, Handover::Sglang, Some(config::ConnectorKind::Sglang)),
+        ] {
+            let listeners = if shared { 1 } else { 2 };
+            let stage = Stage::set(shared, handover).await.unwrap();
             let isolation = Isolation::none("because");
             stage.write_config(&isolation).unwrap();
             let loaded = config::load(&stage.config_path(), None).unwrap();
@@ -322,7 +366,12 @@ mod tests {
             assert_eq!((agent.listeners.len(), agent.vips.len()), (listeners, 2));
             for (role, listener) in agent.listeners.iter().enumerate() {
                 assert_eq!(listener.address, stage.listener(role));
-                assert_eq!(matches!(listener.serves, config::Serves::Pair(_)), shared);
+                let config::Serves::Pair(pair) = &listener.serves else {
+                    assert_eq!(connector, None);
+                    continue;
+                };
+                assert_eq!(Some(pair.connector), connector);
+                assert_eq!(pair.bootstrap_port == stage.bootstrap, handover == Handover::Sglang);
             }
             assert_eq!(agent.admin, stage.admin());
             assert_eq!(loaded.config.sets[0].revision_header, REVISION_HEADER);

@@ -66,7 +66,9 @@ pub(super) async fn coordinate(board: Arc<Board>, way: Way, pace: Option<Duratio
         turn(&mut pace, judged).await;
         let Some(ticket) = board.ticket(Lane::Pairs).await else { return };
         judged = ticket.judged;
-        let prompt = "all work and no play ".repeat(generator.random_range(1..20));
+        // No two are the same: what is found in a storage is of this request.
+        let work = "all work and no play ".repeat(generator.random_range(1..20));
+        let prompt = format!("{work}{}", generator.random::<u64>());
         let body = json!({
             "model": "sim", "stream": generator.random::<bool>(), "max_tokens": 4,
             "messages": [{"role": "user", "content": prompt}],

@@ -66,15 +66,28 @@ impl Cpu {
     }
 }
 
-/// The most memory that `pid` and its children that run had resident so far, MiB.
-pub(crate) fn most_memory(pid: Option<u32>) -> Result<Option<f64>> {
+/// Which memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Memory {
+    /// The most that was resident so far.
+    Most,
+    /// What is resident now.
+    Now,
+}
+
+/// The memory of `pid` and of its children that run, MiB.
+pub(crate) fn memory(pid: Option<u32>, which: Memory) -> Result<Option<f64>> {
     let Some(pid) = pid else { return Ok(None) };
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
     let mut sum = 0.0;
     for process in children.split_whitespace().map(str::to_owned).chain([pid.to_string()]) {
         let status = fs::read_to_string(format!("/proc/{process}/status"))?;
-        let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kib: f64 = most.unwrap_or_default().trim().trim_end_matches(" kB").parse()?;
+        let field = match which {
+            Memory::Most => "VmHWM:",
+            Memory::Now => "VmRSS:",
+        };
+        let value = status.lines().find_map(|line| line.strip_prefix(field));
+        let kib: f64 = value.unwrap_or_default().trim().trim_end_matches(" kB").parse()?;
         sum += kib / 1024.0;
     }
     Ok(Some(sum))

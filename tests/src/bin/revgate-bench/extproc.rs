@@ -18,7 +18,7 @@ use crate::{
     cpu::Cores,
     http::{BODIES, Outcome, Round},
     load::{self, Load},
-    server::{Kind, Server, free, start_engines, start_proxy},
+    server::{Answers, Kind, Server, free, start_engines, start_proxy},
 };
 
 /// Connections, each with one request in flight.
@@ -119,7 +119,8 @@ impl Stage {
         let program = envoy::program().ok_or("no Envoy")?;
         let port = free(Ipv4Addr::new(127, 0, 8, 1))?.port();
         let engine = SocketAddr::from(([127, 0, 8, 1], port));
-        let (mut servers, mut files) = (vec![start_engines(cores, port, body)?], Vec::new());
+        let answers = Answers::Whole(body);
+        let (mut servers, mut files) = (vec![start_engines(cores, port, answers)?], Vec::new());
         let mut ways = vec![(Way::Direct, engine, None)];
         for way in WAYS.into_iter().filter(|way| *way != Way::Direct) {
             let dir = TempDir::new()?;
@@ -131,7 +132,8 @@ impl Stage {
             };
             let picker = match (way, task) {
                 (_, Some(task)) => {
-                    Some(start_proxy(Kind::Revgate, task, cores.proxy, dir.path(), asked, &[engine])?)
+                    let kind = Kind::Revgate;
+                    Some(start_proxy(kind, task, cores.proxy, dir.path(), asked, &[engine], answers)?)
                 }
                 (Way::Trivial(_), _) => Some(Server::start(cores.proxy, &env::current_exe()?, |command| {
                     let _ = command.args([PICKER, &asked.to_string(), &engine.to_string()]);

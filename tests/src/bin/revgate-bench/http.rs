@@ -3,11 +3,13 @@
 //! All run at once, each proxy alone on its core while it is measured, and take turns: what the machine does besides
 //! hits all alike, and the median over the rounds forgets what hit one.
 
+use std::net::SocketAddr;
+
 use crate::{
     Plan, Result,
     cpu::Cores,
     load::{self, Load, Sample},
-    server::{Bench, Job, Kind},
+    server::{Answers, Bench, Job, Kind},
 };
 
 /// Bytes of the bodies, of request and answer both.
@@ -20,9 +22,9 @@ pub(crate) const CONNECTIONS: [usize; 3] = [1, 16, 64];
 pub(crate) struct Row {
     /// What was measured.
     pub(crate) job: Job,
-    /// Bytes of the bodies.
+    /// Bytes of the bodies; of streams, 0.
     pub(crate) body: usize,
-    /// Connections.
+    /// Connections, or streams.
     pub(crate) connections: usize,
     /// In the order of [`Job::kinds`]; without those that are not there.
     pub(crate) results: Vec<(Kind, Outcome)>,
@@ -31,15 +33,15 @@ pub(crate) struct Row {
 /// Medians over the rounds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outcome {
-    /// Answers per second.
+    /// Answers, or events, per second.
     pub(crate) rate: f64,
-    /// CPU seconds for 100,000 requests; `None` without a proxy.
+    /// CPU seconds for 100,000 of them; `None` without a proxy.
     pub(crate) cpu: Option<f64>,
-    /// Median time of an answer, microseconds; for proxies what they add to it.
+    /// Median time of one, microseconds; for proxies what they add to it.
     pub(crate) median: f64,
     /// 99th percentile, microseconds; for proxies what they add to it.
     pub(crate) p99: f64,
-    /// The most memory that the proxy had resident so far, MiB.
+    /// The most memory that was seen of the proxy, MiB.
     pub(crate) memory: Option<f64>,
 }
 
@@ -52,7 +54,7 @@ pub(crate) async fn measure(
 ) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for body in BODIES {
-        let bench = Bench::start(cores, job, body)?;
+        let bench = Bench::start(cores, job, Answers::Whole(body))?;
         for connections in CONNECTIONS {
             let mut rounds = Vec::new();
             for round in 0..plan.rounds {
@@ -61,11 +63,13 @@ pub(crate) async fn measure(
                     round + 1,
                     plan.rounds
                 ));
-                rounds.push(measure_round(plan, &bench, job, body, connections, round).await?);
+                let measure = async |target, pid| {
+                    let warm_up = plan.time / 4;
+                    load::run(Load { target, body, connections, warm_up, time: plan.time }, pid).await
+                };
+                rounds.push(take_turns(&bench, job, round, measure).await?);
             }
-            let there = job.kinds().iter().copied().filter(|kind| bench.target(*kind).is_some());
-            let results = there.map(|kind| (kind, Outcome::of(&rounds, kind, Kind::Direct))).collect();
-            rows.push(Row { job, body, connections, results });
+            rows.push(Row::of(&bench, job, body, connections, &rounds));
         }
     }
     Ok(rows)
@@ -74,25 +78,42 @@ pub(crate) async fn measure(
 /// What each was seen to do in one turn.
 pub(crate) type Round<K> = Vec<(K, Sample)>;
 
-/// Everyone once. Who begins changes from round to round.
-async fn measure_round(
-    plan: &Plan,
+/// Everyone once: `measure` gets the target, and the process to watch. Who begins changes from round to round.
+pub(crate) async fn take_turns(
     bench: &Bench,
     job: Job,
-    body: usize,
-    connections: usize,
     round: usize,
+    measure: impl AsyncFn(SocketAddr, Option<u32>) -> Result<Sample>,
 ) -> Result<Round<Kind>> {
     let mut order = job.kinds().to_vec();
     order.rotate_left(round % job.kinds().len());
     let mut samples = Vec::new();
     for kind in order {
         let Some((target, pid)) = bench.target(kind) else { continue };
-        let load = Load { target, body, connections, warm_up: plan.time / 4, time: plan.time };
-        let sample = load::run(load, pid).await.map_err(|error| format!("{kind}: {error}"))?;
+        let sample = measure(target, pid).await.map_err(|error| format!("{kind}: {error}"))?;
         samples.push((kind, sample));
     }
     Ok(samples)
+}
+
+impl Row {
+    /// The medians over these rounds.
+    pub(crate) fn of(
+        bench: &Bench,
+        job: Job,
+        body: usize,
+        connections: usize,
+        rounds: &[Round<Kind>],
+    ) -> Self {
+        let there = job.kinds().iter().copied().filter(|kind| bench.target(*kind).is_some());
+        let results = there.map(|kind| (kind, Outcome::of(rounds, kind, Kind::Direct))).collect();
+        Self { job, body, connections, results }
+    }
+
+    /// What one of them did.
+    pub(crate) fn outcome(&self, kind: Kind) -> Option<&Outcome> {
+        self.results.iter().find(|(of, _)| *of == kind).map(|(_, outcome)| outcome)
+    }
 }
 
 impl Outcome {

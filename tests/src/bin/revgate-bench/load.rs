@@ -20,7 +20,7 @@ use tokio::{
 
 use crate::{
     Result,
-    cpu::{self, Cpu},
+    cpu::{self, Cpu, Memory},
 };
 
 /// What to send, to whom, for how long.
@@ -38,18 +38,18 @@ pub(crate) struct Load {
     pub(crate) time: Duration,
 }
 
-/// What came of a load.
+/// What came of a load: of answers, or of events.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
     /// Answers per second.
     pub(crate) rate: f64,
-    /// CPU seconds that the server took for 100,000 requests; `None` where no process was watched.
+    /// CPU seconds that the server took for 100,000 answers; `None` where no process was watched.
     pub(crate) cpu: Option<f64>,
     /// Median time of an answer, microseconds.
     pub(crate) median: f64,
     /// 99th percentile of it, microseconds.
     pub(crate) p99: f64,
-    /// The most memory that the server had resident so far, MiB.
+    /// Memory that the server had resident, MiB.
     pub(crate) memory: Option<f64>,
 }
 
@@ -85,21 +85,36 @@ pub(crate) async fn run(load: Load, pid: Option<u32>) -> Result<Sample> {
         measured = measure => measured?,
         ended = failed => { ended?; return Err("every client ended before the load did".into()) }
     };
-    let mut times = times.take();
-    if answers == 0 {
-        return Err(format!("no answer from {} in {:?}", load.target, load.time).into());
+    let memory = cpu::memory(pid, Memory::Most)?;
+    Sample::of(times.take(), answers, elapsed, used, memory)
+        .ok_or_else(|| format!("no answer from {} in {:?}", load.target, load.time).into())
+}
+
+impl Sample {
+    /// Of times, and of what was seen meanwhile: `answers` in the time `elapsed`, for which the server took the CPU time
+    /// `used`. `None`: nothing came.
+    pub(crate) fn of(
+        mut times: Vec<Duration>,
+        answers: usize,
+        elapsed: Duration,
+        used: Option<Duration>,
+        memory: Option<f64>,
+    ) -> Option<Self> {
+        if answers == 0 {
+            return None;
+        }
+        times.sort_unstable();
+        let at = |per_mille: usize| micros(times.get((times.len() - 1) * per_mille / 1000).copied());
+        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+        let answers = answers as f64;
+        Some(Self {
+            rate: answers / elapsed.as_secs_f64(),
+            cpu: used.map(|used| used.as_secs_f64() * 100_000.0 / answers),
+            median: at(500),
+            p99: at(990),
+            memory,
+        })
     }
-    times.sort_unstable();
-    let at = |per_mille: usize| micros(times.get((times.len() - 1) * per_mille / 1000).copied());
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-    let answers = answers as f64;
-    Ok(Sample {
-        rate: answers / elapsed.as_secs_f64(),
-        cpu: used.map(|used| used.as_secs_f64() * 100_000.0 / answers),
-        median: at(500),
-        p99: at(990),
-        memory: cpu::most_memory(pid)?,
-    })
 }
 
 fn micros(time: Option<Duration>) -> f64 {
@@ -110,7 +125,7 @@ fn micros(time: Option<Duration>) -> f64 {
 async fn client(load: Load, begin: Instant, times: &RefCell<Vec<Duration>>, done: &Cell<bool>) -> Result<()> {
     let mut stream = TcpStream::connect(load.target).await?;
     stream.set_nodelay(true)?;
-    let request = request(load.body);
+    let request = request(load.body, false);
     let mut buffer = vec![0; 64 * 1024];
     while !done.get() {
         let asked = Instant::now();
@@ -124,15 +139,20 @@ async fn client(load: Load, begin: Instant, times: &RefCell<Vec<Duration>>, done
     Ok(())
 }
 
-/// A request as a client of an engine sends it.
-fn request(body: usize) -> Vec<u8> {
+/// A request as a client of an engine sends it; for a stream that ends when the client leaves, or for a whole answer.
+pub(crate) fn request(body: usize, stream: bool) -> Vec<u8> {
     let mut request = format!(
         "POST /v1/completions HTTP/1.1\r\nhost: bench\r\nuser-agent: bench\r\naccept: */*\r\n\
          content-type: application/json\r\ncontent-length: {body}\r\n\r\n"
     )
     .into_bytes();
     // No shorter than the frame of a prompt.
-    let (before, after) = (r#"{"model":"bench","max_tokens":16,"prompt":""#, "\"}");
+    let before = if stream {
+        r#"{"model":"bench","stream":true,"max_tokens":100000,"prompt":""#
+    } else {
+        r#"{"model":"bench","max_tokens":16,"prompt":""#
+    };
+    let after = "\"}";
     let prompt = body.saturating_sub(before.len() + after.len());
     request.extend([before, &"x".repeat(prompt), after].concat().into_bytes());
     request

@@ -6,6 +6,7 @@
 
 mod connect;
 mod cpu;
+mod events;
 mod extproc;
 mod http;
 mod kernel;
@@ -15,6 +16,7 @@ mod programs;
 mod report;
 mod routers;
 mod server;
+mod stream;
 
 use std::{path::Path, process::ExitCode, time::Duration};
 
@@ -58,9 +60,9 @@ struct Arguments {
     /// Write the report into docs/benchmarks.md too
     #[arg(long)]
     write: bool,
-    /// This process is the engines (their port, the bytes of their answers) or the trivial picker (where it listens, and
-    /// what it always names)
-    #[arg(hide = true, num_args = 3, value_names = ["engines|picker", "PORT|ADDRESS", "BYTES|ENDPOINT"])]
+    /// This process is the engines (their port; `events`, or the bytes of their answers) or the trivial picker (where it
+    /// listens, and what it always names)
+    #[arg(hide = true, num_args = 3, value_names = ["engines|picker", "PORT|ADDRESS", "BYTES|events|ENDPOINT"])]
     helper: Vec<String>,
 }
 
@@ -69,7 +71,9 @@ struct Arguments {
 enum Part {
     /// Requests through the proxies
     Http,
-    /// Requests with two legs, beside routers that `.ci/setup routers` installs: only when it is asked for
+    /// Events of streams through the proxies; when it is asked for, through pair listeners too
+    Stream,
+    /// Requests and streams with two legs, beside routers that `.ci/setup routers` installs: only when it is asked for
     Pair,
     /// Requests through Envoy, which asks where they go
     Extproc,
@@ -109,7 +113,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             let endpoint: &'static str = String::leak(endpoint.clone());
             return LocalSet::new().block_on(&runtime, picker::run(address.parse()?, endpoint));
         }
-        [_, port, body] => return runtime.block_on(server::run_engines(port.parse()?, body.parse()?)),
+        [_, port, answers] => return runtime.block_on(server::run_engines(port.parse()?, answers.parse()?)),
         _ => {}
     }
     let (plan, cores) = (arguments.plan(), Cores::find()?);
@@ -121,6 +125,15 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     if arguments.only == Some(Part::Pair) {
         http.extend(LocalSet::new().block_on(&runtime, http::measure(&plan, cores, Job::Pair, progress))?);
+    }
+    let mut streams = Vec::new();
+    let only = |part| arguments.only == Some(part);
+    for (job, wanted) in
+        [(Job::Role, arguments.wants(Part::Stream)), (Job::Pair, only(Part::Stream) || only(Part::Pair))]
+    {
+        if wanted {
+            streams.extend(LocalSet::new().block_on(&runtime, stream::measure(&plan, cores, job, progress))?);
+        }
     }
     let pickers = match extproc::obstacle() {
         _ if !arguments.wants(Part::Extproc) => Err("left out".to_owned()),
@@ -142,7 +155,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         None => Ok(programs::measure(&plan, cores, progress)?),
         Some(obstacle) => Err(obstacle),
     };
-    let report = report::render(&plan, &http, &pickers, &connects, &programs)?;
+    let report = report::render(&plan, &http, &streams, &pickers, &connects, &programs)?;
     println!("{report}");
     if arguments.write { report::write_into(Path::new(PAGE), &report) } else { Ok(()) }
 }

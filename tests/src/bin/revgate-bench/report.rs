@@ -25,6 +25,7 @@ const MARK: &str = "<!-- written by the benchmark from here on -->";
 pub(crate) fn render(
     plan: &Plan,
     requests: &[Row],
+    streams: &[Row],
     pickers: &std::result::Result<Vec<extproc::Row>, String>,
     connects: &std::result::Result<Vec<connect::Row>, String>,
     programs: &std::result::Result<Vec<programs::Row>, String>,
@@ -43,6 +44,13 @@ pub(crate) fn render(
                 writeln!(text, "### {title}, {} KiB bodies\n", body >> 10)?;
                 http_table(&mut text, job, &rows)?;
             }
+        }
+    }
+    for (job, title) in [(Job::Role, "Streams"), (Job::Pair, "Streams of pairs")] {
+        let rows: Vec<&Row> = streams.iter().filter(|row| row.job == job).collect();
+        if !rows.is_empty() {
+            writeln!(text, "### {title}\n")?;
+            streams_table(&mut text, job, &rows)?;
         }
     }
     writeln!(text, "### Endpoint picker\n")?;
@@ -64,15 +72,7 @@ pub(crate) fn render(
 }
 
 fn http_table(text: &mut String, job: Job, rows: &[&Row]) -> fmt::Result {
-    write!(text, "| connections | ")?;
-    for kind in job.kinds() {
-        write!(text, "| {kind} ")?;
-    }
-    for peer in peers(job) {
-        write!(text, "| revgate / {peer} ")?;
-    }
-    let columns = "--:|".repeat(job.kinds().len() + peers(job).count());
-    writeln!(text, "|\n|---|---|{columns}")?;
+    heading(text, job, "connections")?;
     for row in rows {
         let n = row.connections;
         line(text, n, "requests per second", row, 0, |of| Some(of.rate))?;
@@ -88,6 +88,43 @@ fn http_table(text: &mut String, job: Job, rows: &[&Row]) -> fmt::Result {
     writeln!(text)
 }
 
+fn streams_table(text: &mut String, job: Job, rows: &[&Row]) -> fmt::Result {
+    heading(text, job, "streams")?;
+    for row in rows {
+        let n = row.connections;
+        line(text, n, "events per second", row, 0, |of| Some(of.rate))?;
+        line(text, n, "CPU s per 100,000 events", row, 2, |of| of.cpu)?;
+        line(text, n, "one way, median, µs; of a proxy what it adds", row, 1, |of| Some(of.median))?;
+        line(text, n, "one way, 99th percentile, µs; of a proxy what it adds", row, 1, |of| Some(of.p99))?;
+        line(text, n, "memory, MiB", row, 0, |of| of.memory)?;
+    }
+    let (Some(few), Some(many)) = (rows.first(), rows.last()) else { return writeln!(text) };
+    let median = |of: &Outcome| of.median;
+    let figures = [("median", median as fn(&Outcome) -> f64), ("99th percentile", |of| of.p99)];
+    for (what, figure) in figures {
+        write!(text, "| {} / {} | {what} ", many.connections, few.connections)?;
+        for kind in job.kinds() {
+            let of = |row: &Row| row.outcome(*kind).map(figure);
+            write!(text, "| {} ", number(of(many).zip(of(few)).map(|(many, few)| many / few), 2))?;
+        }
+        writeln!(text, "{}|", "| ".repeat(peers(job).count()))?;
+    }
+    writeln!(text)
+}
+
+/// The first lines of a table of proxies.
+fn heading(text: &mut String, job: Job, first: &str) -> fmt::Result {
+    write!(text, "| {first} | ")?;
+    for kind in job.kinds() {
+        write!(text, "| {kind} ")?;
+    }
+    for peer in peers(job) {
+        write!(text, "| revgate / {peer} ")?;
+    }
+    let columns = "--:|".repeat(job.kinds().len() + peers(job).count());
+    writeln!(text, "|\n|---|---|{columns}")
+}
+
 /// One line: a figure of everyone, and how revgate's compares.
 fn line(
     text: &mut String,
@@ -97,8 +134,7 @@ fn line(
     digits: usize,
     figure: impl Fn(&Outcome) -> Option<f64>,
 ) -> fmt::Result {
-    let of =
-        |kind: Kind| row.results.iter().find(|(of, _)| *of == kind).and_then(|(_, outcome)| figure(outcome));
+    let of = |kind: Kind| row.outcome(kind).and_then(&figure);
     write!(text, "| {connections} | {what} ")?;
     for kind in row.job.kinds() {
         write!(text, "| {} ", number(of(*kind), digits))?;

@@ -36,6 +36,8 @@ pub(crate) fn start(kind: Kind, core: usize, listen: SocketAddr, port: u16) -> R
         } else {
             command.args(["--vllm-pd-disaggregation", "--log-level", "error"]);
         }
+        // Those of the largest measurement, and some.
+        command.args(["--max-concurrent-requests", "4096"]);
         command.args(["--policy", "round_robin", "--host", &listen.ip().to_string()]);
         command.args(["--port", &listen.port().to_string()]);
         command.args(["--prometheus-host", "127.0.0.1", "--prometheus-port", &metrics.port().to_string()]);

@@ -4,18 +4,20 @@ use std::{
     env, fmt, fs,
     io::{BufRead, BufReader, Write},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    num::ParseIntError,
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    str::FromStr,
     thread::sleep,
     time::{Duration, Instant},
 };
 
-use revgate_engine::{Engine, EngineConfig};
+use revgate_engine::{Engine, EngineConfig, Pace};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::{Result, cpu::Cores, routers};
+use crate::{Result, cpu::Cores, routers, stream};
 
 /// How long a server may take to answer for the first time, and to end.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -47,6 +49,32 @@ pub(crate) enum Kind {
     VllmRouter,
     /// The Shepherd Model Gateway, which `SGLang`'s router became.
     Smg,
+}
+
+/// What the engines answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Answers {
+    /// So many bytes, at once.
+    Whole(usize),
+    /// Decode engines send events; what prefill engines answer is whole.
+    Events,
+}
+
+impl FromStr for Answers {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> std::result::Result<Self, ParseIntError> {
+        if text == "events" { Ok(Self::Events) } else { text.parse().map(Self::Whole) }
+    }
+}
+
+impl fmt::Display for Answers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Whole(bytes) => bytes.fmt(f),
+            Self::Events => f.write_str("events"),
+        }
+    }
 }
 
 /// What they are measured at.
@@ -155,12 +183,11 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// Starts engines that answer with `body` bytes, and the proxies. One that is not installed is left out, and that
-    /// is said.
-    pub(crate) fn start(cores: Cores, job: Job, body: usize) -> Result<Self> {
+    /// Starts the engines and the proxies. One that is not installed is left out, and that is said.
+    pub(crate) fn start(cores: Cores, job: Job, answers: Answers) -> Result<Self> {
         let files = TempDir::new()?;
         let port = free(Ipv4Addr::new(127, 0, 8, 1))?.port();
-        let engines = start_engines(cores, port, body)?;
+        let engines = start_engines(cores, port, answers)?;
         let addresses: Vec<SocketAddr> =
             DECODE.into_iter().flat_map(|(_, ips)| ips).map(|ip| (ip, port).into()).collect();
         let engine = *addresses.first().ok_or("no engine")?;
@@ -171,7 +198,7 @@ impl Bench {
             let listen = free(Ipv4Addr::LOCALHOST)?;
             let started = match kind {
                 Kind::VllmRouter | Kind::Smg => routers::start(kind, cores.proxy, listen, port),
-                _ => start_proxy(kind, task, cores.proxy, files.path(), listen, &addresses),
+                _ => start_proxy(kind, task, cores.proxy, files.path(), listen, &addresses, answers),
             };
             let mut server = match started {
                 Ok(server) => server,
@@ -213,9 +240,9 @@ pub(crate) fn free(ip: Ipv4Addr) -> Result<SocketAddr> {
 }
 
 /// The engines, as a process of their own: this program again.
-pub(crate) fn start_engines(cores: Cores, port: u16, body: usize) -> Result<Server> {
+pub(crate) fn start_engines(cores: Cores, port: u16, answers: Answers) -> Result<Server> {
     let mut server = Server::start(cores.load, &env::current_exe()?, |command| {
-        let _ = command.args([ENGINES, &port.to_string(), &body.to_string()]).stdout(Stdio::piped());
+        let _ = command.args([ENGINES, &port.to_string(), &answers.to_string()]).stdout(Stdio::piped());
     })?;
     // They say so when all of them listen.
     let mut line = String::new();
@@ -228,12 +255,17 @@ pub(crate) fn start_engines(cores: Cores, port: u16, body: usize) -> Result<Serv
 }
 
 /// What the process of [`start_engines`] does: serves until it is killed.
-pub(crate) async fn run_engines(port: u16, body: usize) -> Result<()> {
+pub(crate) async fn run_engines(port: u16, answers: Answers) -> Result<()> {
+    let (body, pace) = match answers {
+        Answers::Whole(body) => (body, None),
+        Answers::Events => (stream::BODY, Some(Pace::new(stream::RATE)?)),
+    };
     let mut engines = Vec::new();
     let decode = DECODE.into_iter().flat_map(|(_, ips)| ips).map(|ip| (ip, "decode"));
     for (ip, role) in decode.chain(PREFILL.map(|(_, ip)| (ip, "prefill"))) {
         let mut config = EngineConfig::new((ip, port).into(), "a", role);
         config.behaviour.fixed_body = Some(body);
+        config.behaviour.fixed_stream = pace.clone().filter(|_| role == "decode");
         engines.push(Engine::start(config).await?);
     }
     println!("{ENGINES}");
@@ -249,7 +281,13 @@ pub(crate) fn start_proxy(
     dir: &Path,
     listen: SocketAddr,
     engines: &[SocketAddr],
+    answers: Answers,
 ) -> Result<Server> {
+    // What whoever streams through one of them sets.
+    let (buffering, delay) = match answers {
+        Answers::Whole(_) => ("on", ""),
+        Answers::Events => ("off", "option http-no-delay"),
+    };
     let (name, template, program) = match kind {
         Kind::Nginx => ("nginx.conf", include_str!("nginx.conf"), PathBuf::from("/usr/sbin/nginx")),
         Kind::Haproxy => ("haproxy.cfg", include_str!("haproxy.cfg"), PathBuf::from("/usr/sbin/haproxy")),
@@ -270,6 +308,8 @@ pub(crate) fn start_proxy(
         .replace("@SERVERS@", &servers.join("\n"))
         .replace("@PORT@", &port.to_string())
         .replace("@SERVES@", task)
+        .replace("@BUFFERING@", buffering)
+        .replace("@DELAY@", delay)
         .replace("@ADMIN@", &free(Ipv4Addr::LOCALHOST)?.to_string());
     let path = dir.join(name);
     fs::write(&path, text)?;

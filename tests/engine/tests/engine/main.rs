@@ -1,6 +1,8 @@
-//! What a client sees of an engine: the APIs, the KV check, the faults.
+//! What a client sees of an engine: the APIs, the faults, and (`connectors`) how KV goes from leg to leg.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod connectors;
 
 use std::time::Duration;
 
@@ -9,7 +11,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
-use revgate_engine::{Behaviour, Engine, EngineConfig, Fault, Fleet, KV_MISMATCH, NAME_HEADER};
+use revgate_engine::{Behaviour, Engine, EngineConfig, Fault, Fleet, NAME_HEADER, Pace, SENT, now};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -63,52 +65,18 @@ impl Client {
 
 const CHAT: &str = "/v1/chat/completions";
 
-fn prefill() -> Value {
-    json!({"model": "m", "messages": [{"role": "user", "content": "hello there"}], "max_tokens": 1,
-           "kv_transfer_params": {"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null,
-                                  "remote_block_ids": null, "remote_host": null, "remote_port": null}})
-}
-
 #[tokio::test]
-async fn kv_of_ones_own_revision_is_decoded() {
-    let (prefiller, decoder) = (engine("a", "prefill").await, engine("a", "decode").await);
-    let (status, reply) = Client::to(&prefiller).await.json(CHAT, &prefill()).await;
-    assert_eq!(status, StatusCode::OK);
-    let kv = &reply["kv_transfer_params"];
-    assert_eq!((&kv["do_remote_prefill"], &kv["do_remote_decode"]), (&json!(true), &json!(false)));
-    assert_eq!(kv["remote_host"], "127.77.0.1");
-    assert_eq!(reply["usage"]["completion_tokens"], 1);
-
-    let decode = json!({"model": "m", "prompt": "hello there", "max_tokens": 5, "kv_transfer_params": kv});
-    let (status, reply) = Client::to(&decoder).await.json("/v1/completions", &decode).await;
-    assert_eq!(status, StatusCode::OK);
-    assert_eq!(reply["usage"]["completion_tokens"], 5);
-    assert_eq!(reply["usage"]["prompt_tokens_details"]["cached_tokens"], reply["usage"]["prompt_tokens"]);
-    assert_eq!((prefiller.counters().prefill, decoder.counters().decode), (1, 1));
-    assert_eq!((decoder.counters().mixed, decoder.counters().misplaced), (0, 0));
-}
-
-#[tokio::test]
-async fn kv_of_another_revision_is_refused_and_counted() {
-    let (prefiller, decoder) = (engine("a", "prefill").await, engine("b", "decode").await);
-    let (_, reply) = Client::to(&prefiller).await.json(CHAT, &prefill()).await;
-    let decode = json!({"messages": [], "stream": true, "kv_transfer_params": reply["kv_transfer_params"]});
-    let mut client = Client::to(&decoder).await;
-    let (status, reply) = client.json(CHAT, &decode).await;
-    assert_eq!((status, &reply["error"]["code"]), (StatusCode::INTERNAL_SERVER_ERROR, &json!(KV_MISMATCH)));
-    assert_eq!(decoder.counters().mixed, 1);
-
-    let get = Request::get("/metrics").body(Full::default()).unwrap();
-    let metrics =
-        client.sender.send_request(get).await.unwrap().into_body().collect().await.unwrap().to_bytes();
-    assert!(String::from_utf8_lossy(&metrics).contains("engine_kv_revision_mismatch_total 1\n"));
-}
-
-#[tokio::test]
-async fn a_leg_on_an_engine_of_the_other_role_is_counted() {
-    let decoder = engine("a", "decode").await;
-    let (status, _) = Client::to(&decoder).await.json(CHAT, &prefill()).await;
-    assert_eq!((status, decoder.counters().misplaced), (StatusCode::OK, 1));
+async fn messages_end_for_the_reasons_that_anthropic_names() {
+    let engine = engine("a", "decode").await;
+    let mut client = Client::to(&engine).await;
+    for (limit, reason) in [(3, "max_tokens"), (30, "end_turn")] {
+        let body =
+            json!({"model": "m", "max_tokens": limit, "messages": [{"role": "user", "content": "hello"}]});
+        let (status, reply) = client.json("/v1/messages", &body).await;
+        assert_eq!((status, &reply["stop_reason"]), (StatusCode::OK, &json!(reason)));
+        assert_eq!((&reply["type"], &reply["content"][0]["type"]), (&json!("message"), &json!("text")));
+        assert_eq!(reply["usage"]["output_tokens"], limit.min(8));
+    }
 }
 
 #[tokio::test]
@@ -120,16 +88,18 @@ async fn every_dialect_streams_its_tokens_and_ends() {
         ("/v1/completions", "data: [DONE]\n\n"),
         ("/inference/v1/generate", "data: [DONE]\n\n"),
         ("/v1/responses", "}\n\n"),
+        ("/v1/messages", "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"),
     ] {
         let response = client.post(path, &json!({"model": "m", "stream": true})).await.unwrap();
         assert_eq!(response.headers()["content-type"], "text/event-stream");
         let body = response.into_body().collect().await.unwrap().to_bytes();
         let text = String::from_utf8(body.to_vec()).unwrap();
         assert!(text.ends_with(end), "{path}: {text}");
-        // An opening, eight tokens, a finish, an end.
-        assert_eq!(text.matches("data: ").count(), 11, "{path}: {text}");
+        // An opening, eight tokens, a finish, an end; of messages, the first and the third are two.
+        let events = if path == "/v1/messages" { 13 } else { 11 };
+        assert_eq!(text.matches("data: ").count(), events, "{path}: {text}");
     }
-    assert_eq!(engine.wait_until(|counters| counters.completed == 4).await.cancelled, 0);
+    assert_eq!(engine.wait_until(|counters| counters.completed == 5).await.cancelled, 0);
 }
 
 #[tokio::test]
@@ -297,6 +267,37 @@ async fn the_cheap_mode_answers_pipelined_requests_with_the_same_bytes() {
     assert_eq!(answers.matches("HTTP/1.1 200 OK\r\n").count(), 2);
     assert_eq!(answers.matches("content-length: 1024\r\n").count(), 2);
     assert_eq!(answers.matches("kv_transfer_params").count(), 2);
+}
+
+#[tokio::test]
+async fn the_cheap_mode_streams_events_that_tell_when_they_were_sent_at_a_pace() {
+    let engine = with("a", "decode", |behaviour| {
+        behaviour.fixed_body = Some(1024);
+        behaviour.fixed_stream = Some(Pace::new(1000).unwrap());
+    })
+    .await;
+    let began = now();
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        let mut client = Client::to(&engine).await;
+        let response = client.post(CHAT, &json!({"stream": true})).await.unwrap();
+        clients.push((client, response.into_body()));
+    }
+    for _ in 0..10 {
+        // In turns.
+        for (_, body) in &mut clients {
+            let event = body.frame().await.unwrap().unwrap().into_data().unwrap();
+            let (_, sent) = std::str::from_utf8(&event).unwrap().split_once(SENT).unwrap();
+            let sent: u64 = sent.trim_end_matches("}\n\n").parse().unwrap();
+            assert!(began < sent && sent <= now(), "{began} {sent}");
+        }
+    }
+    // Nineteen steps between twenty turns, each half a millisecond at least.
+    assert!(now() - began >= 19 * 500_000);
+    drop(clients);
+    timeout(BOUND, engine.wait_until(|counters| counters.cancelled == 2)).await.unwrap();
+    let (status, answer) = Client::to(&engine).await.json(CHAT, &json!({"stream": false})).await;
+    assert_eq!((status, answer["id"].as_str()), (StatusCode::OK, Some("fixed")));
 }
 
 #[test]
