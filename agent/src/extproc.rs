@@ -13,8 +13,8 @@ pub mod exchange;
 pub mod head;
 pub mod reply;
 
-pub use exchange::{Exchange, Question, Violation};
-pub use head::Head;
+pub use exchange::{Due, Exchange, Question, Violation};
+pub use head::{Head, Served};
 pub use reply::{Destination, Headers, PIECE};
 
 /// The messages of `proto/`, as `build.rs` made them.

@@ -7,8 +7,9 @@
 //!                                            pair (two legs) ── each ──┘          └─> reply           the response back
 //! ```
 //!
-//! Each `worker` is a thread that does all of this for its own connections. `headers` says what a request asks
-//! for and what is not passed on, `picker` answers a proxy that asks which endpoint to take, [`error`] why one is refused, [`metrics`] what is counted.
+//! Each `worker` is a thread that does all of this for its own connections. `headers` and `steering` say what a request
+//! asks for and what is not passed on, `picker` answers a proxy that asks which endpoint to take, [`error`] why one is
+//! refused, [`metrics`] what is counted.
 
 mod accept;
 mod access;
@@ -29,6 +30,7 @@ mod pair;
 mod picker;
 mod reply;
 mod room;
+mod steering;
 mod table;
 mod target;
 pub mod tls;

@@ -278,6 +278,33 @@ fn the_chart_renders_what_the_base_has() {
 }
 
 #[test]
+fn the_chart_opens_the_ports_of_every_kind_of_listener() {
+    let listeners = json!([
+        {"address": "0.0.0.0:8081", "role": "prefill"},
+        {"address": "0.0.0.0:8082", "pair": {}, "tls": {"certificate": "c", "key": "k"}},
+        {"endpointPicker": {}},
+        {"name": "epp", "address": "0.0.0.0:9003", "role": "decode", "endpointPicker": {}},
+    ]);
+    let Some(chart) = chart(&["--set-json", &format!("config.agent.listeners={listeners}")]) else { return };
+    let services = of_kind(&chart, "Service");
+    let service = services.iter().find(|service| service["metadata"]["name"] == "revgate").unwrap();
+    let port = |name: &str, port: u16, protocol: &str| json!({"name": name, "port": port, "targetPort": name, "appProtocol": protocol});
+    let h2c = "kubernetes.io/h2c";
+    assert_eq!(
+        service["spec"]["ports"],
+        json!([
+            port("prefill", 8081, "http"),
+            port("pair", 8082, "https"),
+            port("endpoint-picker", 9002, h2c),
+            port("epp", 9003, h2c),
+        ])
+    );
+    let ports = list(of_kind(&chart, "DaemonSet")[0], "/spec/template/spec/containers/0/ports");
+    let opened: Vec<_> = ports.iter().filter_map(|port| port["containerPort"].as_u64()).collect();
+    assert_eq!(opened, [8081, 8082, 9002, 9003, 9901]);
+}
+
+#[test]
 fn the_chart_has_the_same_monitoring_and_the_same_way_out() {
     let flags =
         ["podMonitor", "prometheusRule", "dashboard"].map(|part| format!("monitoring.{part}.enabled=true"));

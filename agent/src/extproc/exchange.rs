@@ -1,8 +1,8 @@
 //! One HTTP request as a proxy tells of it: what has come, what is still to be answered (E1, E2).
 //!
 //! ```text
-//! request:  Expected ─headers─> Reading ─end of the body─> Asked ─picked─> Passing ─end─> Over
-//!                        └────── the body does not matter ────^
+//! request:  Expected ─headers─> Announced ─begun─> Reading ─end of the body─> Asked ─picked─> Passing ─end─> Over
+//!                                            └────── the body does not matter ────^
 //! response: Expected ─headers─> Asked ─stamped─> Passing ─end─> Over
 //! ```
 //!
@@ -10,9 +10,9 @@
 //! decide comes out as a [`Question`]; whoever drives the exchange answers it before the next message. A refusal ends
 //! everything.
 //!
-//! The first message says how the proxy sends bodies. `FULL_DUPLEX_STREAMED` (the endpoint picker protocol's mode, and
-//! what is assumed of a proxy that does not say): it sends on what it gets back. In every other mode it waits for the
-//! answer to the headers and keeps the body, so no reply waits for a body there.
+//! The first message says how the proxy sends bodies. `FULL_DUPLEX_STREAMED` (the endpoint picker protocol's mode): it
+//! sends on what it gets back. In every other mode it waits for the answer to the headers and keeps the body, so no
+//! reply waits for a body there. A proxy that does not say sends none, as the filter does that is not told to.
 
 use std::{collections::VecDeque, mem, net::SocketAddr};
 
@@ -20,12 +20,12 @@ use bytes::Bytes;
 use http::StatusCode;
 
 use super::{
-    head::{self, Head},
+    head::{self, Head, Served},
     proto::envoy::{
         extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode as Mode,
         service::ext_proc::v3::{
-            HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse, processing_request::Request,
-            processing_response::Response,
+            HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
+            processing_request::Request, processing_response::Response,
         },
     },
     reply::{self, Destination, Headers},
@@ -35,12 +35,15 @@ use crate::gathered::Gathered;
 /// What a picker decides.
 #[derive(PartialEq, Debug)]
 pub enum Question {
-    /// Where does this request go? [`Exchange::picked`] or [`Exchange::refused`].
-    Where {
+    /// May this request begin? Nothing of its body was read. [`Exchange::begun`] or [`Exchange::refused`].
+    Begins {
         /// Its headers.
         head: Head,
         /// The endpoints to choose from; `None`: any.
         subset: Option<Vec<SocketAddr>>,
+    },
+    /// Where does the request go that has begun? [`Exchange::picked`] or [`Exchange::refused`].
+    Where {
         /// The whole body, where it matters.
         body: Option<Bytes>,
     },
@@ -48,13 +51,28 @@ pub enum Question {
     Who {
         /// Its status.
         status: Option<StatusCode>,
-        /// Who made it, where the proxy says so.
-        served: Option<SocketAddr>,
+        /// Who made it.
+        served: Served,
     },
     /// The response is whole. Nothing to answer.
     Whole,
     /// The request's body is longer than allowed: [`Exchange::refused`].
     TooLong,
+}
+
+/// What comes next from the proxy, if all goes well.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Due {
+    /// The request, until it can be answered.
+    Request,
+    /// The response's headers, and before them more of the request.
+    Response,
+    /// More of the response's body.
+    Body,
+    /// The end of the exchange: everything was said.
+    End,
+    /// Nothing: the proxy keeps the response's body to itself.
+    Nothing,
 }
 
 /// A message that the protocol does not allow at this point, or one that is not known.
@@ -78,6 +96,9 @@ pub enum Violation {
     /// Bodies of gRPC requests.
     #[error("the body mode GRPC is not served: FULL_DUPLEX_STREAMED is")]
     Grpc,
+    /// A body mode of a later version of the protocol.
+    #[error("the body mode {0} is not known: set FULL_DUPLEX_STREAMED or NONE")]
+    UnknownMode(i32),
 }
 
 /// How a side's body came to its end.
@@ -96,8 +117,10 @@ enum End {
 enum Side {
     /// Nothing came.
     Expected,
+    /// The headers came, and with them perhaps all. Whether the body matters, and how long it will be.
+    Announced { ends: bool, matters: bool, length: Option<u64> },
     /// The body is read before the question is asked.
-    Reading { head: Head, subset: Option<Vec<SocketAddr>>, body: Gathered },
+    Reading { body: Gathered },
     /// The question is asked. What was read until then, and how that ended.
     Asked { read: Option<Bytes>, end: Option<End> },
     /// The headers are answered. The length of the body until now.
@@ -113,6 +136,7 @@ pub struct Exchange {
     matters: fn(&Head) -> bool,
     /// Longest request body, bytes.
     limit: u64,
+    /// How bodies are sent, the request's first. `None` until the first message.
     modes: Option<[Mode; 2]>,
     request: Side,
     response: Side,
@@ -141,15 +165,12 @@ impl Exchange {
 
     /// Takes a message. A question has to be answered before the next one.
     pub fn receive(&mut self, message: ProcessingRequest) -> Result<Option<Question>, Violation> {
-        let ProcessingRequest { request, metadata_context, observability_mode, protocol_config } = message;
-        let modes = *self.modes.get_or_insert_with(|| {
-            protocol_config.map_or([Mode::FullDuplexStreamed; 2], |config| {
-                [config.request_body_mode(), config.response_body_mode()]
-            })
-        });
-        if modes.contains(&Mode::Grpc) {
-            return Err(Violation::Grpc);
-        }
+        let ProcessingRequest { request, metadata_context, attributes, observability_mode, protocol_config } =
+            message;
+        let modes = match self.modes {
+            Some(modes) => modes,
+            None => *self.modes.insert(modes(protocol_config.unwrap_or_default())?),
+        };
         // Nobody listens, and nothing may be answered.
         if observability_mode || self.refused {
             return Ok(None);
@@ -157,10 +178,7 @@ impl Exchange {
         let metadata = metadata_context.as_ref();
         let [request_mode, response_mode] = modes;
         match request.ok_or(Violation::Unknown)? {
-            Request::RequestHeaders(headers) => {
-                let subset = head::subset(metadata);
-                self.request_headers(headers, subset, request_mode == Mode::FullDuplexStreamed)
-            }
+            Request::RequestHeaders(headers) => self.request_headers(headers, head::subset(metadata)),
             Request::RequestBody(body) => self.request_body(body, request_mode),
             Request::RequestTrailers(_) => self.request_trailers(),
             Request::ResponseHeaders(headers) => {
@@ -170,7 +188,8 @@ impl Exchange {
                 let end = headers.end_of_stream.then_some(End::Headers);
                 self.response = Side::Asked { read: None, end };
                 let status = Head::new(headers.headers).status();
-                Ok(Some(Question::Who { status, served: head::served(metadata) }))
+                let served = head::served(metadata, attributes.get(head::ATTRIBUTES));
+                Ok(Some(Question::Who { status, served }))
             }
             Request::ResponseBody(body) => {
                 let end = body.end_of_stream;
@@ -190,27 +209,35 @@ impl Exchange {
         &mut self,
         headers: HttpHeaders,
         subset: Option<Vec<SocketAddr>>,
-        duplex: bool,
     ) -> Result<Option<Question>, Violation> {
         if !matches!(self.request, Side::Expected) {
             return Err(Violation::Again(REQUEST));
         }
         let head = Head::new(headers.headers);
-        let end = headers.end_of_stream.then_some(End::Headers);
-        let matters = (self.matters)(&head);
-        if duplex && end.is_none() && matters {
-            self.request = Side::Reading { head, subset, body: Gathered::new(None) };
-            return Ok(None);
+        let (ends, matters, length) = (headers.end_of_stream, (self.matters)(&head), head.length());
+        self.request = Side::Announced { ends, matters, length };
+        Ok(Some(Question::Begins { head, subset }))
+    }
+
+    /// Answers [`Question::Begins`]: it may. What is asked next, unless its body is read before.
+    pub fn begun(&mut self) -> Option<Question> {
+        let Side::Announced { ends, matters, length } = self.request else { return None };
+        let mode = self.modes.map_or(Mode::None, |[request, _]| request);
+        if !ends && mode != Mode::None && length.is_some_and(|length| length > self.limit) {
+            return Some(Question::TooLong);
         }
-        self.request = Side::Asked { read: None, end };
+        if !ends && matters && mode == Mode::FullDuplexStreamed {
+            self.request = Side::Reading { body: Gathered::new(length) };
+            return None;
+        }
+        self.request = Side::Asked { read: None, end: ends.then_some(End::Headers) };
         // A body that matters and is not there is one that is empty.
-        let body = (end.is_some() && matters).then(Bytes::new);
-        Ok(Some(Question::Where { head, subset, body }))
+        Some(Question::Where { body: (ends && matters).then(Bytes::new) })
     }
 
     fn request_body(&mut self, body: HttpBody, mode: Mode) -> Result<Option<Question>, Violation> {
         let added = body.body.len() as u64;
-        if let Side::Reading { body: read, .. } = &mut self.request {
+        if let Side::Reading { body: read } = &mut self.request {
             if read.length() as u64 + added > self.limit {
                 return Ok(Some(Question::TooLong));
             }
@@ -238,12 +265,10 @@ impl Exchange {
 
     /// The body that matters is there.
     fn read(&mut self, end: End) -> Option<Question> {
-        let Side::Reading { head, subset, body } = mem::replace(&mut self.request, Side::Over) else {
-            return None;
-        };
+        let Side::Reading { body } = mem::replace(&mut self.request, Side::Over) else { return None };
         let body = body.finish();
         self.request = Side::Asked { read: Some(body.clone()), end: Some(end) };
-        Some(Question::Where { head, subset, body: Some(body) })
+        Some(Question::Where { body: Some(body) })
     }
 
     /// Answers [`Question::Where`].
@@ -300,7 +325,20 @@ impl Exchange {
     /// The request was announced and is not answered: it must not go on.
     #[must_use]
     pub fn is_owing(&self) -> bool {
-        !self.refused && matches!(self.request, Side::Reading { .. } | Side::Asked { .. })
+        !self.refused && is_open(&self.request)
+    }
+
+    /// What comes next.
+    #[must_use]
+    pub fn due(&self) -> Due {
+        match (&self.request, &self.response) {
+            (Side::Expected, Side::Expected) => Due::Request,
+            (request, _) if is_open(request) => Due::Request,
+            (_, Side::Over) => Due::End,
+            (_, Side::Passing { .. }) if self.modes.is_some_and(|[_, mode]| mode != Mode::None) => Due::Body,
+            (_, Side::Passing { .. }) => Due::Nothing,
+            _ => Due::Response,
+        }
     }
 
     fn send(&mut self, response: Response) {
@@ -332,12 +370,29 @@ impl Exchange {
     }
 }
 
+/// How the proxy sends bodies, the request's first.
+fn modes(config: ProtocolConfiguration) -> Result<[Mode; 2], Violation> {
+    let mode = |number| match Mode::try_from(number) {
+        Ok(Mode::Grpc) => Err(Violation::Grpc),
+        Ok(mode) => Ok(mode),
+        Err(_) => Err(Violation::UnknownMode(number)),
+    };
+    Ok([mode(config.request_body_mode)?, mode(config.response_body_mode)?])
+}
+
+/// Its headers came and are not answered.
+fn is_open(side: &Side) -> bool {
+    matches!(side, Side::Announced { .. } | Side::Reading { .. } | Side::Asked { .. })
+}
+
 /// The length of a body until now, if a part of it may come.
 fn passing(side: &Side, name: &'static str) -> Result<u64, Violation> {
     match side {
         Side::Passing { length } => Ok(*length),
         Side::Expected => Err(Violation::Headless(name)),
-        Side::Asked { .. } | Side::Reading { .. } => Err(Violation::Unanswered(name)),
+        Side::Announced { .. } | Side::Asked { .. } | Side::Reading { .. } => {
+            Err(Violation::Unanswered(name))
+        }
         Side::Over => Err(Violation::Ended(name)),
     }
 }

@@ -1,9 +1,9 @@
-//! What a message's headers and metadata say (E3).
+//! What a message's headers, metadata and attributes say (E3).
 
 use std::net::SocketAddr;
 
 use bytes::Bytes;
-use prost_types::{Value, value::Kind};
+use prost_types::{Struct, Value, value::Kind};
 
 use super::proto::envoy::config::core::v3::{HeaderMap, HeaderValue, Metadata};
 
@@ -12,11 +12,19 @@ pub const NAMESPACE: &str = "envoy.lb";
 /// Names the endpoints picked, in headers and in metadata.
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
 /// Names the endpoint that served, in metadata.
-const SERVED: &str = "x-gateway-destination-endpoint-served";
+pub const SERVED: &str = "x-gateway-destination-endpoint-served";
 /// The metadata that restricts the choice.
 const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
 /// Names the endpoints to choose from, in that metadata.
-const SUBSET: &str = "x-gateway-destination-endpoint-subset";
+pub const SUBSET: &str = "x-gateway-destination-endpoint-subset";
+/// Whose attributes they are that Envoy's filter sends.
+pub const ATTRIBUTES: &str = "envoy.filters.http.ext_proc";
+/// The attribute that says how a response came about.
+const DETAILS: &str = "response.code_details";
+/// Its value where an endpoint made it.
+const OF_AN_ENDPOINT: &str = "via_upstream";
+/// The attribute that says to which endpoint the proxy was connected.
+const UPSTREAM: &str = "upstream.address";
 
 /// The headers of a request or response, in the order of the message.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -38,6 +46,12 @@ impl Head {
     #[must_use]
     pub fn first(&self, name: &str) -> &[u8] {
         self.iter().find(|(key, _)| *key == name).map_or(&[], |(_, value)| value)
+    }
+
+    /// The length of the body, where it is announced.
+    #[must_use]
+    pub fn length(&self) -> Option<u64> {
+        std::str::from_utf8(self.first("content-length")).ok()?.parse().ok()
     }
 
     /// The status of a response, if it has one.
@@ -67,10 +81,34 @@ pub fn subset(metadata: Option<&Metadata>) -> Option<Vec<SocketAddr>> {
     Some(subset)
 }
 
-/// The endpoint that served, where the proxy says so.
+/// Who made a response, as far as the proxy says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Served {
+    /// It does not say.
+    Unsaid,
+    /// The endpoint at this address.
+    By(SocketAddr),
+    /// Somebody, and what is said of the address is none.
+    Unclear,
+    /// No endpoint: the proxy itself.
+    Proxy,
+}
+
+/// Who made a response: by the metadata of the endpoint picker protocol, or else by Envoy's attributes. A metadata
+/// filter cannot tell a response of Envoy's own from an endpoint's, so the attribute that can goes first.
 #[must_use]
-pub fn served(metadata: Option<&Metadata>) -> Option<SocketAddr> {
-    address(text(field(metadata?, NAMESPACE, SERVED)?)?)
+pub fn served(metadata: Option<&Metadata>, attributes: Option<&Struct>) -> Served {
+    let attribute = |name: &str| text(attributes?.fields.get(name)?);
+    let details = attribute(DETAILS);
+    if details.is_some_and(|details| details != OF_AN_ENDPOINT) {
+        return Served::Proxy;
+    }
+    let told = metadata.and_then(|metadata| field(metadata, NAMESPACE, SERVED));
+    match (told, details) {
+        (Some(told), _) => text(told).and_then(address).map_or(Served::Unclear, Served::By),
+        (None, Some(_)) => attribute(UPSTREAM).and_then(address).map_or(Served::Unsaid, Served::By),
+        (None, None) => Served::Unsaid,
+    }
 }
 
 fn field<'m>(metadata: &'m Metadata, namespace: &str, name: &str) -> Option<&'m Value> {
@@ -85,7 +123,8 @@ fn text(value: &Value) -> Option<&str> {
 }
 
 /// IPv4-mapped IPv6 is IPv4, as in the snapshot.
-fn address(text: &str) -> Option<SocketAddr> {
+#[must_use]
+pub fn address(text: &str) -> Option<SocketAddr> {
     let address: SocketAddr = text.trim().parse().ok()?;
     Some(SocketAddr::new(address.ip().to_canonical(), address.port()))
 }
@@ -97,7 +136,7 @@ pub(super) fn header(name: &str, value: Bytes) -> HeaderValue {
 
 #[cfg(test)]
 mod tests {
-    use prost_types::{ListValue, Struct};
+    use prost_types::ListValue;
 
     use super::*;
 
@@ -121,6 +160,16 @@ mod tests {
     }
 
     #[test]
+    fn a_length_is_a_number_or_none() {
+        let of = |value: &str| {
+            let length =
+                HeaderValue { key: "content-length".into(), value: value.into(), raw_value: Bytes::new() };
+            Head::new(Some(HeaderMap { headers: vec![length] })).length()
+        };
+        assert_eq!((of("7"), of("-7"), of("7, 7"), Head::default().length()), (Some(7), None, None, None));
+    }
+
+    #[test]
     fn e3_a_subset_is_a_list_or_a_comma_list_and_an_empty_one_is_not_none() {
         let of = |kind| subset(Some(&metadata("envoy.lb.subset_hint", SUBSET, kind)));
         let list = |texts: &[&str]| {
@@ -138,9 +187,34 @@ mod tests {
     }
 
     #[test]
-    fn e3_who_served_is_one_address() {
-        let of = |text| served(Some(&metadata("envoy.lb", SERVED, string(text))));
-        assert_eq!(of("10.0.0.1:80"), Some("10.0.0.1:80".parse().unwrap()));
-        assert_eq!((of("pod"), served(None)), (None, None));
+    fn e3_who_served_is_one_address_or_nobody_that_is_known() {
+        let of = |kind| served(Some(&metadata("envoy.lb", SERVED, kind)), None);
+        assert_eq!(of(string("10.0.0.1:80")), Served::By("10.0.0.1:80".parse().unwrap()));
+        for none in [string("pod:80"), string(""), string("10.0.0.1:80,10.0.0.2:80"), Kind::NumberValue(1.0)]
+        {
+            assert_eq!(of(none), Served::Unclear);
+        }
+        assert_eq!(served(None, None), Served::Unsaid);
+    }
+
+    #[test]
+    fn h1_envoys_attributes_tell_its_own_responses_from_those_of_endpoints() {
+        let attributes = |lines: &[(&str, &str)]| {
+            let value = |text| Value { kind: Some(string(text)) };
+            let fields = lines.iter().map(|(name, text)| ((*name).to_owned(), value(text))).collect();
+            Struct { fields }
+        };
+        let (details, upstream) = ("response.code_details", "upstream.address");
+        let address = Served::By("10.0.0.1:80".parse().unwrap());
+        let of = |lines: &[(&str, &str)]| served(None, Some(&attributes(lines)));
+        assert_eq!(of(&[(details, "via_upstream"), (upstream, "10.0.0.1:80")]), address);
+        assert_eq!(of(&[(details, "via_upstream")]), Served::Unsaid);
+        assert_eq!(of(&[(upstream, "10.0.0.1:80")]), Served::Unsaid, "where it was connected to, at most");
+        let own = attributes(&[(details, "response_timeout"), (upstream, "10.0.0.1:80")]);
+        assert_eq!(served(None, Some(&own)), Served::Proxy);
+        let told = metadata("envoy.lb", SERVED, string("10.0.0.2:80"));
+        assert_eq!(served(Some(&told), Some(&own)), Served::Proxy);
+        let both = attributes(&[(details, "via_upstream"), (upstream, "10.0.0.1:80")]);
+        assert_eq!(served(Some(&told), Some(&both)), Served::By("10.0.0.2:80".parse().unwrap()));
     }
 }

@@ -27,9 +27,9 @@ pub const PREFILLER: &str = "x-prefiller-host-port";
 pub struct Destination {
     /// The endpoints in the order in which they are to be tried, joined by commas.
     pub endpoints: String,
-    /// The prefill endpoint.
+    /// The prefill endpoint, over whatever the client says.
     pub prefill: Option<String>,
-    /// Headers of the client that are not for engines.
+    /// Headers of the client that go no further.
     pub remove: Vec<String>,
 }
 
@@ -41,7 +41,9 @@ impl Destination {
     pub(super) fn into_response(self) -> (HeadersResponse, Struct) {
         let Self { endpoints, prefill, mut remove } = self;
         // Removed before it is set: however many lines of it there were, one is left.
-        remove.push(PREFILLER.to_owned());
+        if prefill.is_some() && !remove.iter().any(|name| name == PREFILLER) {
+            remove.push(PREFILLER.to_owned());
+        }
         let mut set_headers = vec![overwrite(DESTINATION, endpoints.clone().into())];
         set_headers.extend(prefill.map(|prefill| overwrite(PREFILLER, prefill.into())));
         let common = CommonResponse {

@@ -34,9 +34,10 @@ fn converse(messages: &[ProcessingRequest], refuses: bool) {
     let mut exchange = Exchange::new(|head| head.first(":path").starts_with(b"/v1/"), LIMIT);
     let mut sides = [Side::default(), Side::default()];
     let duplex = duplex(messages);
+    let mut begun = Destination::default();
     let mut is_over = false;
     for message in messages {
-        if let Err(violation) = drive(&mut exchange, message.clone(), refuses) {
+        if let Err(violation) = drive(&mut exchange, &mut begun, message.clone(), refuses) {
             assert!(!violation.to_string().is_empty());
             break;
         }
@@ -62,24 +63,33 @@ fn converse(messages: &[ProcessingRequest], refuses: bool) {
 /// Which bodies go through the picker: requests', responses'.
 fn duplex(messages: &[ProcessingRequest]) -> [bool; 2] {
     let Some(config) = messages.first().and_then(|first| first.protocol_config.as_ref()) else {
-        return [true; 2];
+        return [false; 2];
     };
     [config.request_body_mode(), config.response_body_mode()]
         .map(|mode| mode == BodySendMode::FullDuplexStreamed)
 }
 
 /// Takes a message and answers what is asked.
-fn drive(exchange: &mut Exchange, message: ProcessingRequest, refuses: bool) -> Result<(), Violation> {
+fn drive(
+    exchange: &mut Exchange,
+    begun: &mut Destination,
+    message: ProcessingRequest,
+    refuses: bool,
+) -> Result<(), Violation> {
     let mut question = exchange.receive(message)?;
     while let Some(asked) = question.take() {
         match asked {
-            Question::Where { head, subset, body } => {
+            Question::Begins { head, subset } => {
+                *begun = destination(&head, subset.map_or(1, |subset| subset.len()));
+                question = exchange.begun();
+            }
+            Question::Where { body } => {
                 let long = body.is_some_and(|body| body.len() as u64 > LIMIT);
                 assert!(!long, "a body beyond the limit");
                 if refuses {
                     refuse(exchange, StatusCode::SERVICE_UNAVAILABLE);
                 } else {
-                    exchange.picked(destination(&head, subset.map_or(1, |subset| subset.len())));
+                    exchange.picked(begun.clone());
                 }
             }
             Question::Who { .. } => question = exchange.stamped(stamps()),

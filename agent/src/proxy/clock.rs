@@ -1,6 +1,10 @@
 //! The proxy's clock: milliseconds since it started, the same for all workers, read here and nowhere else.
 
-use std::{cell::Cell, rc::Rc, time::Instant};
+use std::{
+    cell::Cell,
+    rc::Rc,
+    time::{Duration, Instant},
+};
 
 /// Time since the proxy started.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +28,11 @@ impl Clock {
     pub(super) fn micros(self) -> u64 {
         u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
+}
+
+/// A limit, in the clock's milliseconds.
+pub(super) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A worker's coarse time in milliseconds, moved on by each of its sweeps and requests: good enough for idle times,

@@ -4,7 +4,11 @@
 //! back: an entry in a table, where a timer would be two walks through a timer wheel. The price is precision: a
 //! deadline fires up to one sweep late.
 
-use std::{cell::RefCell, rc::Rc, task::Waker};
+use std::{
+    cell::RefCell,
+    rc::Rc,
+    task::{Context, Waker},
+};
 
 /// The deadlines of one worker's requests.
 #[derive(Debug, Default)]
@@ -42,6 +46,37 @@ impl Deadlines {
     }
 }
 
+/// How long something has not come that is waited for.
+#[derive(Debug, Default)]
+pub(super) struct Silence {
+    /// Since when, in milliseconds; 0: it came.
+    since: u64,
+    /// Wakes who waits, to look again. Kept when something came: setting one costs more than being woken in vain.
+    deadline: Option<Deadline>,
+}
+
+impl Silence {
+    /// It came.
+    pub(super) fn end(&mut self) {
+        self.since = 0;
+    }
+
+    /// It has not come yet: for `longest` milliseconds by now?
+    pub(super) fn lasts(&mut self, longest: u64, now: u64, deadlines: &Deadlines, cx: &Context<'_>) -> bool {
+        if self.since == 0 {
+            self.since = now;
+        }
+        let at = self.since.saturating_add(longest);
+        if at <= now {
+            return true;
+        }
+        if self.deadline.as_ref().is_none_or(|deadline| deadline.at <= now || deadline.at > at) {
+            self.deadline = Some(deadlines.set(at, cx.waker().clone()));
+        }
+        false
+    }
+}
+
 /// A deadline, taken back when dropped.
 #[derive(Debug)]
 pub(super) struct Deadline {
@@ -67,6 +102,25 @@ mod tests {
 
     use super::*;
     use crate::proxy::wakes::tests::Count;
+
+    #[test]
+    fn a_silence_is_looked_at_again_when_it_would_be_too_long_and_begins_anew_when_something_came() {
+        let (deadlines, count) = (Deadlines::default(), Arc::new(Count::default()));
+        let waker = Waker::from(Arc::clone(&count));
+        let cx = Context::from_waker(&waker);
+        let mut silence = Silence::default();
+        assert!(!silence.lasts(100, 10, &deadlines, &cx) && !silence.lasts(100, 109, &deadlines, &cx));
+        deadlines.sweep(110);
+        assert_eq!(count.0.load(SeqCst), 1);
+        assert!(silence.lasts(100, 110, &deadlines, &cx));
+        silence.end();
+        assert!(!silence.lasts(100, 110, &deadlines, &cx));
+        silence.end();
+        assert!(!silence.lasts(20, 120, &deadlines, &cx), "what is waited for now has another limit");
+        deadlines.sweep(140);
+        assert_eq!(count.0.load(SeqCst), 2, "and is not woken at the former one");
+        assert!(silence.lasts(20, 140, &deadlines, &cx));
+    }
 
     #[test]
     fn a_deadline_wakes_once_it_has_come_unless_taken_back() {

@@ -14,7 +14,7 @@ use http::{
     request, response,
 };
 
-use super::{choose::Want, error::ProxyError};
+use super::{choose::Want, error::ProxyError, steering::OF_ROUTERS};
 use crate::{
     config::{DECISION_HEADER, HeaderSelector, REASON_HEADER},
     gating::Ask,
@@ -34,17 +34,6 @@ const HOP: [HeaderName; 9] = [
     UPGRADE,
     PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION,
-];
-
-/// What steers routers and means nothing to an engine, and `Expect`: hyper has answered `100-continue` by the time
-/// that the body is read.
-const NOT_FOR_ENGINES: [HeaderName; 6] = [
-    DECISION_HEADER,
-    HeaderName::from_static("x-gateway-destination-endpoint"),
-    HeaderName::from_static("x-gateway-destination-endpoint-subset"),
-    HeaderName::from_static("x-gateway-destination-endpoint-served"),
-    HeaderName::from_static("x-llm-d-epp-profile"),
-    EXPECT,
 ];
 
 /// What a request says about its revision. A name wins over a decision id; empty values count as absent.
@@ -116,7 +105,9 @@ pub(super) fn to_endpoint(
     }
     let has_host = to_origin_form(parts)?;
     strip_hop_by_hop(&mut parts.headers);
-    strip(&mut parts.headers, &NOT_FOR_ENGINES);
+    strip(&mut parts.headers, &OF_ROUTERS);
+    // hyper has answered `100-continue` by the time that the body is read.
+    parts.headers.remove(EXPECT);
     parts.headers.remove(revision_header);
     for selector in selectors {
         parts.headers.remove(&selector.header);

@@ -27,11 +27,11 @@ use crate::observe::metrics::StrictNoMatch;
 pub struct RequestLabels {
     /// The listener.
     pub listener: String,
-    /// The revision of the endpoint that served; empty where none did.
+    /// The revision of the endpoint that served; empty where none did, or one that is not known.
     pub revision: String,
     /// Class of the status: `1xx` to `5xx`.
     pub code: &'static str,
-    /// Why no endpoint served; empty where one did.
+    /// Why no endpoint served; empty where one did, and where a gateway answered itself.
     pub reason: &'static str,
 }
 
@@ -65,6 +65,8 @@ pub struct Metrics {
     pub broken: Family<ListenerLabels, Counter>,
     /// Breakers that opened.
     pub breaker_opens: Family<ListenerLabels, Counter>,
+    /// Requests that a gateway gave to another revision than the one that was named to it.
+    pub crossed: Family<ListenerLabels, Counter>,
     /// Seconds from the start of a prefill leg to the end of its reply.
     pub prefill: Family<ListenerLabels, Latency>,
     /// Requests that a decode endpoint served without a prefill.
@@ -105,6 +107,11 @@ impl Metrics {
         );
         registry.register("breaker_opens", "Endpoint breakers that opened", metrics.breaker_opens.clone());
         registry.register(
+            "crossed",
+            "Requests that a gateway gave to another revision than the one named to it",
+            metrics.crossed.clone(),
+        );
+        registry.register(
             "prefill_seconds",
             "From the start of a prefill leg to the end of its reply",
             metrics.prefill.clone(),
@@ -144,6 +151,7 @@ impl Metrics {
             reused: self.reused.get_or_create_owned(&labels),
             broken: self.broken.get_or_create_owned(&labels),
             breaker_opens: self.breaker_opens.get_or_create_owned(&labels),
+            crossed: self.crossed.get_or_create_owned(&labels),
             revisions: RefCell::default(),
             alive,
             name: name.to_owned(),
@@ -181,6 +189,7 @@ impl Metrics {
         for revision in revisions {
             forget_revision(&self.requests, name, &revision);
         }
+        forget_revision(&self.requests, name, "");
         for latency in [&self.latency, &self.prefill] {
             latency.remove(&labels);
         }
@@ -194,6 +203,7 @@ impl Metrics {
             &self.reused,
             &self.broken,
             &self.breaker_opens,
+            &self.crossed,
             &self.decode_only,
             &self.no_kv,
         ] {
@@ -242,6 +252,7 @@ pub(super) struct ListenerMetrics {
     pub(super) reused: Counter,
     pub(super) broken: Counter,
     pub(super) breaker_opens: Counter,
+    pub(super) crossed: Counter,
     revisions: RefCell<HashMap<Arc<str>, Rc<RevisionMetrics>>>,
     alive: Alive,
     name: String,
@@ -257,6 +268,11 @@ impl ListenerMetrics {
         if reason == Reason::RevisionNotEligible {
             self.no_match.inc();
         }
+    }
+
+    /// Counts a response that no endpoint made which is known, nor this agent.
+    pub(super) fn foreign(&self, status: StatusCode) {
+        self.revision(&"".into()).served(status);
     }
 
     /// The handles of one revision.
@@ -386,60 +402,4 @@ impl EncodeMetric for Latency {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_time_is_counted_in_the_bucket_of_its_bound() {
-        let mut registry = Registry::default();
-        let metrics = Metrics::register(&mut registry, StrictNoMatch::default());
-        let listener = metrics.listener("prefill", &"set".into(), Alive::default());
-        listener.latency.observe(100);
-        listener.latency.observe(101);
-        listener.latency.observe(u64::from(u32::MAX));
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        assert!(
-            text.contains(r#"proxy_time_to_response_seconds_bucket{le="0.0001",listener="prefill"} 1"#),
-            "{text}"
-        );
-        assert!(
-            text.contains(r#"proxy_time_to_response_seconds_bucket{le="0.00025",listener="prefill"} 2"#),
-            "{text}"
-        );
-        assert!(
-            text.contains(r#"proxy_time_to_response_seconds_bucket{le="+Inf",listener="prefill"} 3"#),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn series_of_a_revision_that_is_gone_go() {
-        let mut registry = Registry::default();
-        let metrics = Metrics::register(&mut registry, StrictNoMatch::default());
-        let alive = Alive::default();
-        let listener = metrics.listener("prefill", &"set".into(), alive.clone());
-        let revision: Arc<str> = "5c9d7a1b".into();
-        let last = listener.revision(&revision);
-        last.served(StatusCode::OK);
-        let show = || {
-            let mut text = String::new();
-            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-            text
-        };
-        assert!(show().contains("5c9d7a1b"));
-        listener.forget(&revision);
-        assert!(!show().contains("5c9d7a1b"));
-        // A request of the revision ends only now.
-        last.served(StatusCode::OK);
-        last.served(StatusCode::BAD_GATEWAY);
-        assert!(!show().contains("5c9d7a1b"), "{}", show());
-        // The revision comes again.
-        listener.revision(&revision).served(StatusCode::OK);
-        assert!(show().contains("5c9d7a1b"));
-        let last = listener.revision(&revision);
-        metrics.forget_listener("prefill", &alive, [revision]);
-        last.served(StatusCode::BAD_GATEWAY);
-        assert!(!show().contains(r#"listener="prefill""#), "{}", show());
-    }
-}
+mod tests;

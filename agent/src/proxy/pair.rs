@@ -44,6 +44,7 @@ use super::{
     listener::{Listener, Plan},
     metrics::{ListenerMetrics, PairMetrics},
     reply::Lease,
+    steering,
     table::{Chosen, Place, RoleTable},
     worker::Worker,
 };
@@ -94,7 +95,7 @@ pub(super) async fn forward(
         trust::distrust(request.headers_mut(), revision, selectors);
     }
     let Some(api) = Api::of(request.method(), request.uri().path()) else {
-        trust::remove_internal(request.headers_mut());
+        steering::remove_all(request.headers_mut());
         return forward::forward(listener, http, request).await;
     };
     let (head, incoming) = request.into_parts();
@@ -188,7 +189,7 @@ impl<'a> Legs<'a> {
         };
         let wants = headers::wants(&head.headers, &selectors)?;
         let hostless = !headers::to_endpoint(&mut head, header, &selectors)?;
-        trust::remove_internal(&mut head.headers);
+        steering::remove_all(&mut head.headers);
         trust::name_request(&mut head.headers, || {
             worker.draws().map(u128::from).iter().fold(0, |id, n| id << 32 | n)
         })?;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Process ─> call (messages in, messages out) ─> extproc::Exchange (the protocol, pure)
-//!                                            └─> conversation (which endpoint, who answered)
+//!                                            └─> conversation (which endpoint: wishes; who answered: outcome)
 //! Check, List, Watch ─> health
 //! ```
 //!
@@ -12,8 +12,16 @@
 mod call;
 mod conversation;
 mod health;
+mod outcome;
+mod wishes;
 
-use std::{cell::RefCell, pin::Pin, rc::Rc, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    pin::Pin,
+    rc::Rc,
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, Version, header::CONTENT_TYPE};
@@ -46,7 +54,12 @@ pub(super) struct Picker {
     /// Its prefill endpoints, where it names them.
     pub(super) prefills: Option<RefCell<RoleTable>>,
     pub(super) config: PickerConfig,
+    /// When it was last said that the gateway does not keep to what it is told, milliseconds; 0: never.
+    warned: Cell<u64>,
 }
+
+/// How often it is said at most, milliseconds.
+const WARN_EVERY: u64 = 60_000;
 
 impl Picker {
     /// Of a listener that is one.
@@ -55,7 +68,21 @@ impl Picker {
         let table = |role: &Arc<str>| {
             RefCell::new(RoleTable::new(Arc::clone(&plan.set), Arc::clone(role), Rc::clone(metrics)))
         };
-        Some(Self { prefills: plan.prefill.as_ref().map(table), config: config.clone() })
+        Some(Self {
+            prefills: plan.prefill.as_ref().map(table),
+            config: config.clone(),
+            warned: Cell::new(0),
+        })
+    }
+
+    /// Whether it is time to say again that the gateway does not keep to what it is told.
+    fn may_warn(&self, now: u64) -> bool {
+        let last = self.warned.get();
+        let may = last == 0 || now.saturating_sub(last) >= WARN_EVERY;
+        if may {
+            self.warned.set(now);
+        }
+        may
     }
 }
 
@@ -78,10 +105,16 @@ const STREAM_WINDOW: u32 = 256 << 10;
 /// is a reset.
 const RESETS: usize = 1024;
 const CONNECTION_WINDOW: u32 = 16 << 20;
+/// More than a sweep is late.
+const PING_LATER: Duration = Duration::from_secs(2);
 
-/// How a proxy's connection is served: each of its requests is one call, and lasts as long.
+/// How a proxy's connection is served: each of its requests is one call, and lasts as long. A proxy that is frozen, or
+/// whose node is lost, holds what its calls hold until it does not answer a ping; pings come later than the end of a
+/// connection that is merely idle.
 pub(super) fn configure(builder: &mut http2::Builder<Local>, http: &HttpConfig) {
     builder
+        .keep_alive_interval(http.idle_timeout.saturating_add(PING_LATER))
+        .keep_alive_timeout(http.idle_timeout)
         .max_concurrent_streams(u32::try_from(http.max_requests).unwrap_or(u32::MAX))
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)

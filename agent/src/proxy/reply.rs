@@ -21,7 +21,8 @@ pub(super) use super::pair::Extras;
 use super::{
     access::Access,
     client::{Client, Turn},
-    deadlines::Deadline,
+    clock::millis,
+    deadlines::Silence,
     error::{ProxyError, Reason},
     link::{Download, Link, LinkError},
     listener::Listener,
@@ -84,6 +85,7 @@ pub(super) struct ReplyBody {
     source: Source,
     /// Of the answer to a request with two legs.
     extras: Option<Box<Extras>>,
+    /// How long the endpoint has sent nothing that was waited for.
     silence: Silence,
     limits: Limits,
     in_flight: InFlight,
@@ -117,18 +119,8 @@ struct Limits {
 impl Limits {
     fn of(in_flight: &InFlight) -> Self {
         let http = in_flight.listener.worker.http();
-        let millis = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Self { silent: millis(http.stream_idle_timeout), idle: millis(http.idle_timeout) }
     }
-}
-
-/// How long the endpoint has sent nothing that was waited for.
-#[derive(Default)]
-struct Silence {
-    /// Since when; 0: something came.
-    since: u64,
-    /// Wakes the body to look again. Kept while the response streams: setting one costs more than being woken in vain.
-    deadline: Option<Deadline>,
 }
 
 /// A response broke off in its body.
@@ -162,18 +154,7 @@ impl ReplyBody {
     /// The endpoint sends nothing: for too long?
     fn is_silent(&mut self, cx: &Context<'_>) -> bool {
         let worker = &self.in_flight.listener.worker;
-        let now = worker.ticker.now();
-        if self.silence.since == 0 {
-            self.silence.since = now;
-        }
-        let at = self.silence.since.saturating_add(self.limits.silent);
-        if at <= now {
-            return true;
-        }
-        if self.silence.deadline.as_ref().is_none_or(|deadline| deadline.at <= now) {
-            self.silence.deadline = Some(worker.deadlines.set(at, cx.waker().clone()));
-        }
-        false
+        self.silence.lasts(self.limits.silent, worker.ticker.now(), &worker.deadlines, cx)
     }
 
     /// Over an endpoint's response whose head has come.
@@ -261,7 +242,7 @@ impl Body for ReplyBody {
             this.cut();
         }
         if polled.is_ready() {
-            this.silence.since = 0;
+            this.silence.end();
             this.must_ask(this.limits.idle);
         } else if this.is_silent(cx) {
             this.broke();

@@ -8,6 +8,7 @@
 use std::{collections::HashMap, net::SocketAddr, rc::Rc, sync::Arc};
 
 use http::HeaderName;
+use revgate_common::pick;
 
 use super::{
     choose::{Candidates, Rules, Unavailable, Want},
@@ -181,27 +182,56 @@ impl RoleTable {
     /// Chooses the revision of a request: `None` where nothing gates and nothing was named.
     pub(super) fn revision(&self, ask: Ask<'_>, draw: u32) -> Result<Option<Arc<str>>, ProxyError> {
         let view = self.ready()?;
-        let gated = view.mode != GatingMode::Disabled;
-        Ok(gating::choose(&view.distribution, gated, ask, draw)?.map(|revision| Arc::clone(&revision.name)))
+        Ok(gating::choose(&view.distribution, self.is_gated(), ask, draw)?
+            .map(|revision| Arc::clone(&revision.name)))
     }
 
-    /// The same among the revisions of which `may` is true, by name. Where it is true of none the choice is as without
-    /// it: the choice of an endpoint will say why there is none.
+    /// The same among the revisions that have endpoints which fit, by name: in proportion to these where nothing gates.
+    /// Where none has any, and where one is named, the choice is as without it: the choice of an endpoint will say why
+    /// there is none.
     pub(super) fn revision_among(
         &self,
         ask: Ask<'_>,
         draw: u32,
-        may: impl Fn(&str) -> bool,
+        fitting: impl Fn(&str) -> usize,
     ) -> Result<Option<Arc<str>>, ProxyError> {
         let view = self.ready()?;
-        let only = view.distribution.only(|revision| may(&revision.name));
-        if view.mode == GatingMode::Disabled
-            || matches!(ask, Ask::Named(_))
-            || !only.revisions.iter().any(|revision| revision.eligible)
-        {
-            return self.revision(ask, draw);
+        let as_without = || self.revision(ask, draw);
+        if matches!(ask, Ask::Named(_)) {
+            return as_without();
+        }
+        if view.mode == GatingMode::Disabled {
+            let counts = view
+                .revisions
+                .iter()
+                .map(|revision| (&revision.name, u32::try_from(fitting(&revision.name)).unwrap_or(u32::MAX)));
+            let counts: Vec<_> = counts.filter(|(_, count)| *count > 0).collect();
+            let total = counts.iter().fold(0_u32, |sum, (_, count)| sum.saturating_add(*count));
+            let mut place = pick::index(draw, total);
+            for (name, count) in counts {
+                match place.checked_sub(count) {
+                    Some(left) => place = left,
+                    None => return Ok(Some(Arc::clone(name))),
+                }
+            }
+            return as_without();
+        }
+        let only = view.distribution.only(|revision| fitting(&revision.name) > 0);
+        if !only.revisions.iter().any(|revision| revision.eligible) {
+            return as_without();
         }
         Ok(gating::choose(&only, true, ask, draw)?.map(|revision| Arc::clone(&revision.name)))
+    }
+
+    /// Sees that a request which asks for that can have a revision.
+    pub(super) fn admits(&self, ask: Ask<'_>) -> Result<(), ProxyError> {
+        let ask = if matches!(ask, Ask::Named(_)) { ask } else { Ask::Any };
+        self.revision(ask, 0).map(drop)
+    }
+
+    /// Whether revisions share the traffic by weight.
+    pub(super) fn is_gated(&self) -> bool {
+        self.view().is_some_and(|view| view.mode != GatingMode::Disabled)
     }
 
     /// The set, once its first Pod list is there.
@@ -256,6 +286,11 @@ impl RoleTable {
     fn find_any(&self, address: SocketAddr) -> Option<&Arc<Endpoint>> {
         let mut eligible = self.view()?.distribution.revisions.iter().filter(|revision| revision.eligible);
         eligible.find_map(|revision| self.find(&revision.name, address))
+    }
+
+    /// How many endpoints of a revision are what is wanted.
+    pub(super) fn fitting(&self, revision: &str, wants: &[Want]) -> usize {
+        self.candidates(Some(revision), &[], wants).fitting()
     }
 
     /// Whether there are others than those tried.

@@ -21,7 +21,7 @@ use super::{
     accept::{self, Opened},
     beat::Beat,
     client::Client,
-    clock::{Clock, Ticker},
+    clock::{Clock, Ticker, millis},
     deadlines::Deadlines,
     listener::Listener,
     metrics::Metrics,
@@ -244,6 +244,5 @@ fn breaker(http: &HttpConfig) -> Breaker {
 }
 
 fn pool_limits(http: &HttpConfig) -> PoolLimits {
-    let idle = u64::try_from(http.pool_idle_timeout.as_millis()).unwrap_or(u64::MAX);
-    PoolLimits { idle, count: http.pool_max_idle }
+    PoolLimits { idle: millis(http.pool_idle_timeout), count: http.pool_max_idle }
 }

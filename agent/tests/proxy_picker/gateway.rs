@@ -12,9 +12,11 @@ use revgate::{
     config::{PickerConfig, Serves, Trust},
     extproc::proto::envoy::{
         config::core::v3::{HeaderMap, HeaderValue, Metadata},
+        extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode as Mode,
         service::ext_proc::v3::{
             HeaderMutation, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
-            processing_request::Request as Asked, processing_response::Response as Said,
+            ProtocolConfiguration, processing_request::Request as Asked,
+            processing_response::Response as Said,
         },
     },
     snapshot::Endpoint,
@@ -121,13 +123,12 @@ pub(crate) struct Call {
 
 impl Call {
     pub(crate) fn say(&self, asked: Asked) {
-        self.say_with(asked, None);
+        self.say_with(asked, ProcessingRequest::default());
     }
 
-    pub(crate) fn say_with(&self, asked: Asked, metadata_context: Option<Metadata>) {
-        let message =
-            ProcessingRequest { request: Some(asked), metadata_context, ..ProcessingRequest::default() };
-        self.to.send(message).unwrap();
+    /// With what a message says besides.
+    pub(crate) fn say_with(&self, asked: Asked, besides: ProcessingRequest) {
+        self.to.send(ProcessingRequest { request: Some(asked), ..besides }).unwrap();
     }
 
     pub(crate) fn body(&self, body: impl Into<Bytes>, end_of_stream: bool) {
@@ -153,15 +154,19 @@ impl Call {
 
     /// What is changed of a response with that status, which the endpoint served that is named.
     pub(crate) async fn answered(&mut self, status: u16, served: Option<SocketAddr>) -> HeaderMutation {
-        let headers = HttpHeaders {
-            headers: Some(self::headers(&[(":status", &status.to_string())])),
-            end_of_stream: true,
-        };
-        let metadata = served.map(|address| {
-            let served = Kind::StringValue(address.to_string());
-            metadata("envoy.lb", "x-gateway-destination-endpoint-served", served)
-        });
-        self.say_with(Asked::ResponseHeaders(headers), metadata);
+        let served = served.map(|address| self::served(&address.to_string())).unwrap_or_default();
+        self.responded(status, true, served).await
+    }
+
+    /// The same, with what the message says of who served; perhaps with a body behind it.
+    pub(crate) async fn responded(
+        &mut self,
+        status: u16,
+        end_of_stream: bool,
+        besides: ProcessingRequest,
+    ) -> HeaderMutation {
+        let headers = Some(self::headers(&[(":status", &status.to_string())]));
+        self.say_with(Asked::ResponseHeaders(HttpHeaders { headers, end_of_stream }), besides);
         let reply = self.next().await;
         let Some(Said::ResponseHeaders(reply)) = reply.response else { panic!("{reply:?}") };
         reply.response.unwrap().header_mutation.unwrap_or_default()
@@ -177,11 +182,42 @@ pub(crate) fn headers(lines: &[(&str, &str)]) -> HeaderMap {
     HeaderMap { headers: lines.iter().map(header).collect() }
 }
 
-/// The first message of a request.
+/// The first message of a request, of a gateway that sends bodies as the endpoint picker protocol has it.
 pub(crate) fn request(method: &str, path: &str, lines: &[(&str, &str)], end: bool) -> ProcessingRequest {
     let lines = [&[(":method", method), (":path", path)], lines].concat();
     let headers = HttpHeaders { headers: Some(headers(&lines)), end_of_stream: end };
-    ProcessingRequest { request: Some(Asked::RequestHeaders(headers)), ..ProcessingRequest::default() }
+    ProcessingRequest {
+        request: Some(Asked::RequestHeaders(headers)),
+        protocol_config: Some(bodies(Mode::FullDuplexStreamed)),
+        ..ProcessingRequest::default()
+    }
+}
+
+pub(crate) fn bodies(mode: Mode) -> ProtocolConfiguration {
+    ProtocolConfiguration {
+        request_body_mode: mode.into(),
+        response_body_mode: mode.into(),
+        ..ProtocolConfiguration::default()
+    }
+}
+
+/// That somebody served.
+pub(crate) fn served(by: &str) -> ProcessingRequest {
+    let name = "x-gateway-destination-endpoint-served";
+    ProcessingRequest {
+        metadata_context: Some(metadata("envoy.lb", name, Kind::StringValue(by.to_owned()))),
+        ..ProcessingRequest::default()
+    }
+}
+
+/// Envoy's attributes of a response.
+pub(crate) fn attributes(lines: &[(&str, &str)]) -> ProcessingRequest {
+    let value = |text: &str| Value { kind: Some(Kind::StringValue(text.to_owned())) };
+    let fields = lines.iter().map(|(name, text)| ((*name).to_owned(), value(text))).collect();
+    ProcessingRequest {
+        attributes: [("envoy.filters.http.ext_proc".to_owned(), Struct { fields })].into(),
+        ..ProcessingRequest::default()
+    }
 }
 
 pub(crate) fn metadata(namespace: &str, name: &str, kind: Kind) -> Metadata {

@@ -4,11 +4,16 @@
 #[expect(dead_code, reason = "helpers of the role listeners' tests, of which these use a part")]
 #[path = "../proxy_role/support.rs"]
 mod base;
+mod begin;
+mod breakers;
 mod gateway;
 mod health;
+mod limits;
+mod log;
 mod pick;
 mod response;
 mod subset;
 #[expect(dead_code, reason = "helpers of the pair listeners' tests, of which these use a part")]
 #[path = "../proxy_pair/support.rs"]
 mod support;
+mod trust;

@@ -63,6 +63,21 @@ async fn a_picker_of_one_role_names_no_prefill_and_a_list_is_of_one_revision() {
 }
 
 #[tokio::test]
+async fn h4_that_an_endpoint_is_on_the_agents_node_says_nothing_of_the_gateways() {
+    let mut endpoints = two();
+    let near = Arc::get_mut(&mut endpoints[1]).unwrap();
+    near.local = true;
+    let rig = rig(PickerConfig { trust: Trust::Always, ..pairs() }, &endpoints);
+    let mut gateway = Gateway::of(&rig).await;
+    // The one that is not near is never drawn once in 2^60 runs.
+    let mut seen = HashSet::new();
+    for _ in 0..60 {
+        seen.insert(gateway.get(&[(REVISION, "a")]).await.destinations()[0]);
+    }
+    assert_eq!(seen, HashSet::from([at(2), at(3)]));
+}
+
+#[tokio::test]
 async fn e4_nothing_eligible_is_refused_with_its_reason_for_a_get_too() {
     let rig = rig(pairs(), &[endpoint("a", 0, at(1)), endpoint("b", 1, at(12))]);
     let mut gateway = Gateway::of(&rig).await;

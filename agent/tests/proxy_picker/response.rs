@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, sync::atomic::Ordering::Relaxed};
 
 use revgate::{
-    config::{HeaderSelector, PickerConfig, SelectorMode, Serves, ShutdownConfig},
+    config::{HeaderSelector, PickerConfig, SelectorMode, Serves, ShutdownConfig, Trust},
     extproc::proto::envoy::service::ext_proc::v3::HeaderMutation,
     snapshot::Endpoint,
 };
@@ -11,7 +11,8 @@ use tokio::task::JoinSet;
 
 use crate::{
     base::{http, until},
-    gateway::{Gateway, Picked, REVISION, pairs, request, rig, value},
+    gateway::{Gateway, Picked, REVISION, attributes, pairs, request, rig, served, value},
+    log,
     pick::{at, revision_of, two},
     support::{Rig, config, endpoint, labelled, snapshot},
 };
@@ -47,6 +48,56 @@ async fn e3_the_endpoint_that_served_decides_what_is_stamped() {
         let (mut call, _) = asked(&mut gateway).await;
         assert_eq!(stamp(&call.answered(200, Some(at(99))).await), None, "nobody that is known");
     }
+}
+
+#[tokio::test]
+async fn h1_only_what_came_from_an_endpoint_that_is_known_is_stamped() {
+    let rig = rig(PickerConfig { trust: Trust::Always, ..pairs() }, &two());
+    let mut gateway = Gateway::of(&rig).await;
+    let a = request("GET", "/", &[(REVISION, "a")], true);
+    let of = |upstream: &str| {
+        attributes(&[("response.code_details", "via_upstream"), ("upstream.address", upstream)])
+    };
+    let own =
+        attributes(&[("response.code_details", "ext_authz_denied"), ("upstream.address", "10.0.0.2:8000")]);
+    for (status, besides, stamped) in [
+        (200, served("pod-2:8000"), None),
+        (200, served(""), None),
+        (403, own, None),
+        (503, of("10.0.0.3:8000"), Some("a")),
+        (200, of("10.0.0.12:8000"), Some("b")),
+        // The gateway does not say who served: it may be itself.
+        (502, attributes(&[]), None),
+        (503, attributes(&[]), None),
+        (504, attributes(&[]), None),
+        (500, attributes(&[]), Some("a")),
+    ] {
+        let mut call = gateway.ask(a.clone()).await;
+        call.next().await;
+        let what = format!("{status} {besides:?}");
+        assert_eq!(stamp(&call.responded(status, true, besides).await).as_deref(), stamped, "{what}");
+    }
+    let counted = |code, count| {
+        let line = format!(r#"proxy_requests_total{{listener="pair",revision="",code="{code}",reason=""}}"#);
+        assert_eq!(rig.metric(&line), count, "{code} of nobody");
+    };
+    counted("2xx", 2);
+    counted("4xx", 1);
+}
+
+#[tokio::test]
+async fn e3_a_gateway_that_serves_from_elsewhere_is_counted_and_said_once_in_a_while() {
+    log::keep();
+    let rig = rig(PickerConfig { trust: Trust::Always, ..pairs() }, &two());
+    let mut gateway = Gateway::of(&rig).await;
+    let crossed = || rig.metric(r#"proxy_crossed_total{listener="pair"}"#);
+    for (by, count) in [(at(2), 0), (at(3), 0), (at(213), 1), (at(12), 2), (at(213), 3)] {
+        let mut call = gateway.ask(request("GET", "/", &[(REVISION, "a")], true)).await;
+        call.next().await;
+        call.answered(200, Some(by)).await;
+        assert_eq!(crossed(), count, "{by}");
+    }
+    assert_eq!(log::lines(&["outside the revision that was picked", "served=10.0.0.213:8000"]).len(), 1);
 }
 
 #[tokio::test]

@@ -1,12 +1,18 @@
 //! A gateway that knows which endpoints it can reach (E3).
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
-use revgate::config::{PickerConfig, Trust};
+use revgate::{
+    config::{GatingMode, PickerConfig, Serves, Trust},
+    gating::{Census, Distribution, Gating},
+    snapshot::{Endpoint, Snapshot},
+};
 
 use crate::{
+    base::http,
     gateway::{Gateway, Picked, REVISION, pairs, request, rig, subset},
     pick::{at, revision_of, two},
+    support::{Rig, config, endpoint, snapshot},
 };
 
 async fn within(gateway: &mut Gateway, addresses: &[u8], headers: &[(&str, &str)]) -> Picked {
@@ -52,4 +58,39 @@ async fn e3_nobody_in_the_subset_is_503() {
     // A revision that is named is not exchanged for one that would do.
     let named = [(REVISION, "b")];
     within(&mut gateway, &[1, 2], &named).await.is_refused(503, "outside-subset");
+}
+
+/// Nothing gates.
+fn ungated(endpoints: &[Arc<Endpoint>]) -> Snapshot {
+    let mut snapshot = snapshot(endpoints, &[]);
+    let mut census = Census::new(2);
+    for endpoint in endpoints {
+        census.count(&endpoint.revision, endpoint.role, 1);
+    }
+    let set = &mut snapshot.sets[0];
+    set.mode = GatingMode::Disabled;
+    set.distribution = Distribution::of(&census, Gating { mode: GatingMode::Disabled, required: 2 });
+    snapshot
+}
+
+#[tokio::test]
+async fn g4_where_nothing_gates_a_revision_is_found_that_has_both_endpoints() {
+    let rig = Rig::over(&config(http(), &[Serves::Picker(pairs())]), ungated(&two()));
+    let mut gateway = Gateway::of(&rig).await;
+    for _ in 0..20 {
+        let picked = within(&mut gateway, &[1, 11, 12], &[]).await;
+        assert_eq!((picked.destinations(), picked.prefill()), (&[at(12)][..], Some(at(11))));
+    }
+    within(&mut gateway, &[1, 12], &[]).await.is_refused(503, "outside-subset");
+    let mut seen = HashSet::new();
+    for _ in 0..60 {
+        seen.insert(within(&mut gateway, &[1, 2, 11, 12], &[]).await.destinations()[0]);
+    }
+    assert_eq!(seen, HashSet::from([at(2), at(12)]));
+
+    let half = [endpoint("a", 0, at(1)), endpoint("b", 0, at(11)), endpoint("b", 1, at(12))];
+    rig.published.store(Arc::new(ungated(&half)));
+    for _ in 0..20 {
+        assert_eq!(gateway.get(&[]).await.destinations(), [at(12)], "without a subset too");
+    }
 }

@@ -1,29 +1,47 @@
 //! Every order of messages, and the bytes that come out (E1, E2).
 
-use proptest::prelude::*;
+mod properties;
 
 use super::*;
-use crate::extproc::{
-    PIECE,
-    proto::envoy::{
-        config::core::v3::{HeaderMap, HeaderValue},
-        service::ext_proc::v3::{BodyResponse, HttpTrailers, ProtocolConfiguration, body_mutation::Mutation},
-    },
+use crate::extproc::proto::envoy::{
+    config::core::v3::{HeaderMap, HeaderValue},
+    service::ext_proc::v3::{BodyResponse, HttpTrailers, body_mutation::Mutation},
 };
 
 const LIMIT: u64 = 1 << 20;
 
+/// Of a proxy that sends bodies so.
+fn with(mode: Mode, request: Request) -> ProcessingRequest {
+    let config = ProtocolConfiguration {
+        request_body_mode: mode.into(),
+        response_body_mode: mode.into(),
+        ..ProtocolConfiguration::default()
+    };
+    ProcessingRequest {
+        request: Some(request),
+        protocol_config: Some(config),
+        ..ProcessingRequest::default()
+    }
+}
+
+/// As gateways do.
 fn message(request: Request) -> ProcessingRequest {
-    ProcessingRequest { request: Some(request), ..ProcessingRequest::default() }
+    with(Mode::FullDuplexStreamed, request)
 }
 
 fn headers(path: &str, end_of_stream: bool) -> HttpHeaders {
+    announced(path, "", end_of_stream)
+}
+
+/// With a length of the body.
+fn announced(path: &str, length: &str, end_of_stream: bool) -> HttpHeaders {
     let header = |key: &str, value: &str| HeaderValue {
         key: key.into(),
         value: String::new(),
         raw_value: value.to_owned().into(),
     };
-    let headers = vec![header(":method", "POST"), header(":path", path), header(":status", "200")];
+    let headers = [(":method", "POST"), (":path", path), (":status", "200"), ("content-length", length)];
+    let headers = headers.iter().map(|(key, value)| header(key, value)).collect();
     HttpHeaders { headers: Some(HeaderMap { headers }), end_of_stream }
 }
 
@@ -44,11 +62,19 @@ fn destination() -> Destination {
     }
 }
 
+/// What is asked of a request that may begin.
+fn begin(exchange: &mut Exchange, message: ProcessingRequest) -> Option<Question> {
+    let asked = exchange.receive(message).unwrap();
+    assert!(matches!(asked, Some(Question::Begins { .. })), "{asked:?}");
+    exchange.begun()
+}
+
 /// Answers what is asked, until nothing is.
 fn drive(exchange: &mut Exchange, message: ProcessingRequest) -> Result<(), Violation> {
     let mut question = exchange.receive(message)?;
     while let Some(asked) = question.take() {
         match asked {
+            Question::Begins { .. } => question = exchange.begun(),
             Question::Where { .. } => exchange.picked(destination()),
             Question::Who { .. } => question = exchange.stamped(Headers::new()),
             Question::Whole => {}
@@ -101,8 +127,8 @@ fn e1_headers_alone_are_answered_at_once() {
 #[test]
 fn e2_a_body_that_matters_and_is_not_there_is_empty() {
     for (path, empty) in [("/read", Some(Bytes::new())), ("/", None)] {
-        let asked = exchange().receive(message(Request::RequestHeaders(headers(path, true)))).unwrap();
-        let Some(Question::Where { body, .. }) = asked else { panic!("{asked:?}") };
+        let asked = begin(&mut exchange(), message(Request::RequestHeaders(headers(path, true))));
+        let Some(Question::Where { body }) = asked else { panic!("{asked:?}") };
         assert_eq!(body, empty, "{path}");
     }
 }
@@ -110,11 +136,10 @@ fn e2_a_body_that_matters_and_is_not_there_is_empty() {
 #[test]
 fn e2_the_answer_waits_for_the_body_where_it_matters_and_nowhere_else() {
     let mut exchange = exchange();
-    let asked = exchange.receive(message(Request::RequestHeaders(headers("/read", false)))).unwrap();
-    assert_eq!(asked, None);
+    assert_eq!(begin(&mut exchange, message(Request::RequestHeaders(headers("/read", false)))), None);
     assert_eq!(exchange.receive(message(Request::RequestBody(part("ab", false)))), Ok(None));
     let asked = exchange.receive(message(Request::RequestBody(part("c", true)))).unwrap();
-    let Some(Question::Where { body: Some(body), .. }) = asked else { panic!("{asked:?}") };
+    let Some(Question::Where { body: Some(body) }) = asked else { panic!("{asked:?}") };
     assert_eq!(body, "abc");
     assert_eq!(said(&mut exchange), [""; 0], "nothing before it is known where");
     exchange.picked(destination());
@@ -196,7 +221,10 @@ fn e1_a_body_before_its_headers_or_before_their_answer_is_an_error() {
     assert_eq!(early, Err(Violation::Headless(REQUEST)));
     assert!(exchange.receive(message(Request::RequestHeaders(headers("/", false)))).unwrap().is_some());
     let early = exchange.receive(message(Request::RequestBody(part("x", false))));
-    assert_eq!(early, Err(Violation::Unanswered(REQUEST)));
+    assert_eq!(early, Err(Violation::Unanswered(REQUEST)), "it has not begun");
+    assert!(exchange.begun().is_some());
+    let early = exchange.receive(message(Request::RequestBody(part("x", false))));
+    assert_eq!(early, Err(Violation::Unanswered(REQUEST)), "it goes nowhere yet");
     let again = exchange.receive(message(Request::RequestHeaders(headers("/", false))));
     assert_eq!(again, Err(Violation::Again(REQUEST)));
     assert_eq!(exchange.receive(ProcessingRequest::default()), Err(Violation::Unknown));
@@ -240,19 +268,73 @@ fn e4_a_body_that_goes_on_as_it_comes_is_bounded_too() {
 
 #[test]
 fn e1_a_proxy_that_keeps_the_body_is_not_kept_waiting() {
-    for mode in [Mode::None, Mode::Streamed, Mode::Buffered, Mode::BufferedPartial] {
-        let config = ProtocolConfiguration {
-            request_body_mode: mode.into(),
-            response_body_mode: mode.into(),
-            ..ProtocolConfiguration::default()
-        };
+    let modes = [Mode::None, Mode::Streamed, Mode::Buffered, Mode::BufferedPartial];
+    let said_nothing = ProcessingRequest { protocol_config: None, ..of_read(Mode::None) };
+    for first in modes.map(of_read).into_iter().chain([said_nothing]) {
         let mut exchange = exchange();
-        let mut first = message(Request::RequestHeaders(headers("/read", false)));
-        first.protocol_config = Some(config);
+        let what = format!("{:?}", first.protocol_config);
         drive(&mut exchange, first).unwrap();
         drive(&mut exchange, message(Request::RequestBody(part("x", true)))).unwrap();
-        assert_eq!(said(&mut exchange), ["request", "request unchanged"], "{mode:?}");
+        assert_eq!(said(&mut exchange), ["request", "request unchanged"], "{what}");
     }
+}
+
+/// The beginning of a request whose body matters.
+fn of_read(mode: Mode) -> ProcessingRequest {
+    with(mode, Request::RequestHeaders(headers("/read", false)))
+}
+
+#[test]
+fn e1_a_body_mode_that_is_not_known_is_an_error() {
+    for (number, violation) in
+        [(5, Violation::Grpc), (6, Violation::UnknownMode(6)), (-1, Violation::UnknownMode(-1))]
+    {
+        for request in [true, false] {
+            let mut first = of_read(Mode::None);
+            let config = first.protocol_config.as_mut().unwrap();
+            *(if request { &mut config.request_body_mode } else { &mut config.response_body_mode }) = number;
+            assert_eq!(exchange().receive(first), Err(violation));
+        }
+    }
+}
+
+#[test]
+fn h11_a_length_over_the_limit_is_refused_before_the_body_comes_where_it_would_come() {
+    for (path, mode, length, refused) in [
+        ("/read", Mode::FullDuplexStreamed, LIMIT + 1, true),
+        ("/", Mode::FullDuplexStreamed, LIMIT + 1, true),
+        ("/", Mode::Buffered, LIMIT + 1, true),
+        ("/", Mode::FullDuplexStreamed, LIMIT, false),
+        ("/read", Mode::None, LIMIT + 1, false),
+    ] {
+        let mut exchange = exchange();
+        let headers = announced(path, &length.to_string(), false);
+        drive(&mut exchange, with(mode, Request::RequestHeaders(headers))).unwrap();
+        let wanted = if refused { "immediate 413" } else { "request" };
+        assert_eq!(said(&mut exchange), [wanted], "{path} {mode:?} {length}");
+    }
+}
+
+#[test]
+fn h14_what_is_waited_for_is_known_at_every_point() {
+    let mut exchange = exchange();
+    assert_eq!((exchange.due(), exchange.is_owing()), (Due::Request, false));
+    for (request, due, owing) in [
+        (Request::RequestHeaders(headers("/read", false)), Due::Request, true),
+        (Request::RequestBody(part("x", false)), Due::Request, true),
+        (Request::RequestBody(part("x", true)), Due::Response, false),
+        (Request::ResponseHeaders(headers("", false)), Due::Body, false),
+        (Request::ResponseBody(part("x", false)), Due::Body, false),
+        (Request::ResponseBody(part("x", true)), Due::End, false),
+    ] {
+        drive(&mut exchange, message(request)).unwrap();
+        assert_eq!((exchange.due(), exchange.is_owing()), (due, owing));
+    }
+    let mut exchange = self::exchange();
+    drive(&mut exchange, of_read(Mode::None)).unwrap();
+    assert_eq!(exchange.due(), Due::Response);
+    drive(&mut exchange, message(Request::ResponseHeaders(headers("", false)))).unwrap();
+    assert_eq!(exchange.due(), Due::Nothing, "the body is not shown");
 }
 
 #[test]
@@ -262,117 +344,4 @@ fn e1_who_only_observes_gets_no_answer() {
     observed.observability_mode = true;
     drive(&mut exchange, observed).unwrap();
     assert_eq!(said(&mut exchange), [""; 0]);
-}
-
-/// A body in parts, and how it ends.
-fn body() -> impl Strategy<Value = (Vec<Vec<u8>>, bool)> {
-    let part = prop_oneof![
-        3 => prop::collection::vec(any::<u8>(), 0..200),
-        1 => (any::<u8>(), 60_000..130_000_usize).prop_map(|(byte, length)| vec![byte; length]),
-    ];
-    (prop::collection::vec(part, 1..6), any::<bool>())
-}
-
-proptest! {
-    #[test]
-    fn r2_no_bytes_make_it_panic(messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..6)) {
-        let mut exchange = exchange();
-        for bytes in messages {
-            if let Ok(message) = <ProcessingRequest as prost::Message>::decode(&bytes[..]) {
-                let _ = drive(&mut exchange, message);
-                said(&mut exchange);
-            }
-        }
-    }
-
-    /// What goes in comes out, once, in order, in pieces that the proxy takes, and behind the answer to the headers.
-    #[test]
-    fn e2_every_body_goes_on_whole((parts, trailers) in body(), read in any::<bool>(), reply in any::<bool>()) {
-        let mut exchange = exchange();
-        let path = if read { "/read" } else { "/" };
-        drive(&mut exchange, message(Request::RequestHeaders(headers(path, false)))).unwrap();
-        if reply {
-            drive(&mut exchange, message(Request::ResponseHeaders(headers("", false)))).unwrap();
-        }
-        let mut replies = Vec::new();
-        for (index, bytes) in parts.iter().enumerate() {
-            let end = !trailers && index + 1 == parts.len();
-            let part = part(bytes.clone(), end);
-            let request = if reply { Request::ResponseBody(part) } else { Request::RequestBody(part) };
-            // The request's headers stay unanswered while its body is read.
-            drive(&mut exchange, message(request)).unwrap();
-            replies.extend(std::iter::from_fn(|| exchange.next_reply()));
-        }
-        if trailers {
-            let request = if reply { Request::ResponseTrailers(HttpTrailers {}) } else { Request::RequestTrailers(HttpTrailers {}) };
-            drive(&mut exchange, message(request)).unwrap();
-            replies.extend(std::iter::from_fn(|| exchange.next_reply()));
-        }
-        let (mut out, mut ends, mut answered, mut last) = (Vec::new(), 0, 0, false);
-        for each in replies {
-            let body = match each.response.unwrap() {
-                Response::RequestHeaders(_) => { answered += i32::from(!reply); continue }
-                Response::ResponseHeaders(_) => { answered += i32::from(reply); continue }
-                Response::RequestBody(body) if !reply => body,
-                Response::ResponseBody(body) if reply => body,
-                Response::RequestTrailers(_) | Response::ResponseTrailers(_) => { last = true; continue }
-                other => panic!("{other:?}"),
-            };
-            let Some(Mutation::StreamedResponse(piece)) = body.response.unwrap().body_mutation.unwrap().mutation else {
-                panic!("not streamed")
-            };
-            prop_assert!(answered == 1 && ends == 0 && !last && piece.body.len() <= PIECE);
-            ends += i32::from(piece.end_of_stream);
-            out.extend_from_slice(&piece.body);
-        }
-        prop_assert_eq!(out, parts.concat());
-        prop_assert_eq!((ends, last), (i32::from(!trailers), trailers));
-    }
-
-    /// Whatever comes in whatever order: no panic, one answer to headers at most, nothing behind a refusal.
-    #[test]
-    fn e1_no_order_of_messages_is_answered_out_of_order(
-        kinds in prop::collection::vec((0..7_usize, any::<bool>(), 0..3_usize), 0..12),
-        refuse in any::<bool>(),
-    ) {
-        let mut exchange = exchange();
-        let mut words = Vec::new();
-        for (kind, end, size) in kinds {
-            let body = part(vec![0; size * 50_000], end);
-            let request = match kind {
-                0 => Some(Request::RequestHeaders(headers(if size == 0 { "/read" } else { "/" }, end))),
-                1 => Some(Request::ResponseHeaders(headers("", end))),
-                2 => Some(Request::RequestBody(body)),
-                3 => Some(Request::ResponseBody(body)),
-                4 => Some(Request::RequestTrailers(HttpTrailers {})),
-                5 => Some(Request::ResponseTrailers(HttpTrailers {})),
-                _ => None,
-            };
-            let message = ProcessingRequest { request, ..ProcessingRequest::default() };
-            let outcome = match exchange.receive(message) {
-                Ok(Some(Question::Where { .. })) if refuse => {
-                    exchange.refused(StatusCode::SERVICE_UNAVAILABLE, "no-endpoint", Headers::new(), Bytes::new());
-                    Ok(None)
-                }
-                Ok(Some(Question::Where { .. })) => { exchange.picked(destination()); Ok(None) }
-                Ok(Some(Question::Who { .. })) => Ok(exchange.stamped(Headers::new())),
-                other => other,
-            };
-            words.extend(said(&mut exchange));
-            // The call ends with the first of them.
-            if outcome.is_err() {
-                break;
-            }
-        }
-        let place = |word: &str| words.iter().position(|said| said == word);
-        let count = |word: &str| words.iter().filter(|said| *said == word).count();
-        for side in ["request", "response"] {
-            prop_assert!(count(side) <= 1);
-            let of_body = words.iter().position(|said| said.starts_with(side) && said != side);
-            prop_assert!(of_body.is_none() || place(side) < of_body && place(side).is_some());
-        }
-        if let Some(at) = words.iter().position(|said| said.starts_with("immediate")) {
-            prop_assert_eq!(at + 1, words.len());
-        }
-    }
 }

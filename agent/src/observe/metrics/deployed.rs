@@ -36,8 +36,15 @@ fn exposed() -> BTreeSet<String> {
     for gauge in [&proxy.in_flight, &proxy.connections] {
         drop(gauge.get_or_create(&labels));
     }
-    let counters =
-        [&proxy.retries, &proxy.dials, &proxy.repicked, &proxy.reused, &proxy.broken, &proxy.breaker_opens];
+    let counters = [
+        &proxy.retries,
+        &proxy.dials,
+        &proxy.repicked,
+        &proxy.reused,
+        &proxy.broken,
+        &proxy.breaker_opens,
+        &proxy.crossed,
+    ];
     for counter in counters {
         drop(counter.get_or_create(&labels));
     }

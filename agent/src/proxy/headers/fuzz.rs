@@ -6,12 +6,12 @@
 use http::Request;
 
 use super::{
-    Ask, HOP, HOST, HeaderMap, HeaderName, HeaderSelector, HeaderValue, Method, NOT_FOR_ENGINES,
-    REASON_HEADER, Uri, Version, ask, name_host, request, response, to_client, to_endpoint, wants,
+    Ask, HOP, HOST, HeaderMap, HeaderName, HeaderSelector, HeaderValue, Method, OF_ROUTERS, REASON_HEADER,
+    Uri, Version, ask, name_host, request, response, to_client, to_endpoint, wants,
 };
 use crate::{
     config::SelectorMode,
-    proxy::{link, pair::trust, reply::told},
+    proxy::{link, pair::trust, reply::told, steering},
 };
 
 const REVISION: HeaderName = HeaderName::from_static("x-llm-d-disagg-revision");
@@ -72,15 +72,15 @@ fn pass_on(mut request: request::Parts, trusted: bool, selectors: &[HeaderSelect
     }
     let named = trust::prefillers(&request.headers).unwrap_or_default();
     assert!(named.iter().all(|address| address.ip().to_canonical() == address.ip()), "{named:?}");
-    trust::remove_internal(&mut request.headers);
+    steering::remove_all(&mut request.headers);
     assert!(trust::name_request(&mut request.headers, || 7).is_ok());
 
     match to_endpoint(&mut request, &REVISION, selectors) {
         Ok(has_host) => {
             let selectors = selectors.iter().map(|selector| selector.header.clone());
-            let kept = HOP.into_iter().chain(NOT_FOR_ENGINES).chain([REVISION]).chain(selectors);
+            let kept = HOP.into_iter().chain(OF_ROUTERS).chain([REVISION]).chain(selectors);
             assert_none_of(&request.headers, kept);
-            assert!(request.headers.keys().all(|name| !trust::is_internal(name.as_str())));
+            assert!(request.headers.keys().all(|name| !steering::is_taken_out(name.as_str(), false, true)));
             assert_eq!(request.headers.get_all(HOST).iter().count(), usize::from(has_host));
             assert!(request.uri.authority().is_none(), "{}", request.uri);
             if !has_host {

@@ -16,8 +16,8 @@ use crate::{
     config::HttpConfig,
     gathered::Gathered,
     proxy::{
-        deadlines::Deadline, error::ProxyError, forward::Answer, link::LinkError, listener::Listener,
-        worker::Worker,
+        clock::millis, deadlines::Silence, error::ProxyError, forward::Answer, link::LinkError,
+        listener::Listener, worker::Worker,
     },
 };
 
@@ -106,20 +106,16 @@ fn broken(address: SocketAddr, error: LinkError) -> ProxyError {
     }
 }
 
-/// How long nothing has come that was waited for.
+/// How long nothing may come that is waited for.
 struct Quiet<'a> {
     worker: &'a Worker,
     longest: u64,
-    /// 0: something came.
-    since: u64,
-    /// Wakes the reader to look again.
-    deadline: Option<Deadline>,
+    silence: Silence,
 }
 
 impl<'a> Quiet<'a> {
     fn new(worker: &'a Worker, longest: Duration) -> Self {
-        let longest = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
-        Self { worker, longest, since: 0, deadline: None }
+        Self { worker, longest: millis(longest), silence: Silence::default() }
     }
 
     /// What was polled for; the error when it has been waited for too long.
@@ -130,19 +126,12 @@ impl<'a> Quiet<'a> {
         error: impl FnOnce() -> ProxyError,
     ) -> Poll<Result<T, ProxyError>> {
         if let Poll::Ready(came) = polled {
-            self.since = 0;
+            self.silence.end();
             return Poll::Ready(Ok(came));
         }
-        let now = self.worker.ticker.now();
-        if self.since == 0 {
-            self.since = now;
-        }
-        let at = self.since.saturating_add(self.longest);
-        if at <= now {
+        let Worker { ticker, deadlines, .. } = self.worker;
+        if self.silence.lasts(self.longest, ticker.now(), deadlines, cx) {
             return Poll::Ready(Err(error()));
-        }
-        if self.deadline.as_ref().is_none_or(|deadline| deadline.at <= now) {
-            self.deadline = Some(self.worker.deadlines.set(at, cx.waker().clone()));
         }
         Poll::Pending
     }

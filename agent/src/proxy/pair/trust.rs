@@ -5,26 +5,15 @@ use std::net::SocketAddr;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::{
-    config::{DECISION_HEADER, HeaderSelector},
-    proxy::error::ProxyError,
+    config::HeaderSelector,
+    extproc::head,
+    proxy::{
+        error::ProxyError,
+        steering::{self, PREFILLER},
+    },
 };
 
-/// Names the prefill endpoint that llm-d's router has chosen.
-const PREFILLER: HeaderName = HeaderName::from_static("x-prefiller-host-port");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// What routers of llm-d say to each other. None of them means anything to an engine that gets its own leg.
-const INTERNAL: [HeaderName; 9] = [
-    PREFILLER,
-    DECISION_HEADER,
-    HeaderName::from_static("x-prefiller-url"),
-    HeaderName::from_static("x-encoder-hosts-ports"),
-    HeaderName::from_static("x-data-parallel-host-port"),
-    HeaderName::from_static("x-gateway-destination-endpoint"),
-    HeaderName::from_static("x-gateway-destination-endpoint-subset"),
-    HeaderName::from_static("x-llm-d-epp-profile"),
-    HeaderName::from_static("x-peer-topology"),
-];
 
 /// Most prefill endpoints that are looked at.
 const MOST: usize = 16;
@@ -35,22 +24,10 @@ pub(in crate::proxy) fn distrust(
     revision: &HeaderName,
     selectors: &[HeaderSelector],
 ) {
-    remove_internal(headers);
+    steering::remove_all(headers);
     headers.remove(revision);
     for selector in selectors {
         headers.remove(&selector.header);
-    }
-}
-
-/// Whether routers of llm-d say this to each other.
-pub(in crate::proxy) fn is_internal(name: &str) -> bool {
-    INTERNAL.iter().any(|internal| internal == name)
-}
-
-/// Removes what no engine may see.
-pub(in crate::proxy) fn remove_internal(headers: &mut HeaderMap) {
-    for name in &INTERNAL {
-        headers.remove(name);
     }
 }
 
@@ -62,8 +39,7 @@ pub(in crate::proxy) fn prefillers(headers: &HeaderMap) -> Option<Vec<SocketAddr
     for value in headers.get_all(PREFILLER) {
         for item in value.to_str().unwrap_or("?").split(',').map(str::trim).filter(|item| !item.is_empty()) {
             named = true;
-            let address: Option<SocketAddr> = item.strip_prefix("http://").unwrap_or(item).parse().ok();
-            addresses.extend(address.map(|a| SocketAddr::new(a.ip().to_canonical(), a.port())));
+            addresses.extend(head::address(item.strip_prefix("http://").unwrap_or(item)));
         }
     }
     addresses.truncate(MOST);
@@ -107,6 +83,7 @@ mod tests {
             ("x-prefiller-host-port", "10.0.0.2:8000"),
             ("x-llm-d-revision-decision-id", "id"),
             ("x-gateway-destination-endpoint", "10.0.0.1:8000"),
+            ("x-gateway-destination-endpoint-served", "10.0.0.1:8000"),
             ("traceparent", "00-1"),
             ("authorization", "Bearer x"),
         ]);

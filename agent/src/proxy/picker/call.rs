@@ -1,20 +1,24 @@
 //! One call: what the proxy says goes into the exchange, what the exchange asks is answered by the conversation.
 //!
 //! The next message is read when everything that the last one led to has gone out: a proxy that does not read is not
-//! read from either.
+//! read from either. One that says nothing for too long is not waited for: what its call holds is wanted by others.
 
 use std::{
+    ops::ControlFlow,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 
 use futures_util::Stream;
 use tonic::{Status, Streaming};
 
 use super::conversation::Conversation;
-use crate::extproc::{
-    Exchange, Question, Violation,
-    proto::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse},
+use crate::{
+    extproc::{
+        Due, Exchange, Question, Violation,
+        proto::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse},
+    },
+    proxy::{deadlines::Silence, error::ProxyError},
 };
 
 /// The answer to a call.
@@ -22,41 +26,57 @@ pub(in crate::proxy) struct Call {
     requests: Streaming<ProcessingRequest>,
     exchange: Exchange,
     conversation: Conversation,
+    silence: Silence,
 }
 
 impl Call {
     pub(super) fn new(requests: Streaming<ProcessingRequest>, conversation: Conversation) -> Self {
-        Self { requests, exchange: conversation.exchange(), conversation }
+        Self { requests, exchange: conversation.exchange(), conversation, silence: Silence::default() }
     }
 
     fn receive(&mut self, message: ProcessingRequest) -> Result<(), Violation> {
-        let mut question = self.exchange.receive(message)?;
-        // Before the first byte of a body is kept.
-        if question.is_none()
-            && self.exchange.is_owing()
-            && let Err(error) = self.conversation.may_begin()
-        {
-            self.conversation.refuse(&error, &mut self.exchange);
-        }
+        let Self { exchange, conversation, .. } = self;
+        let mut question = exchange.receive(message)?;
         while let Some(asked) = question.take() {
             match asked {
-                Question::Where { head, subset, body } => {
-                    match self.conversation.pick(&head, subset, body.as_deref()) {
-                        Ok(destination) => self.exchange.picked(destination),
-                        Err(error) => self.conversation.refuse(&error, &mut self.exchange),
-                    }
-                }
+                Question::Begins { head, subset } => match conversation.begin(&head, subset) {
+                    Ok(()) => question = exchange.begun(),
+                    Err(error) => conversation.refuse(&error, exchange),
+                },
+                Question::Where { body } => match conversation.pick(body.as_deref()) {
+                    Ok(destination) => exchange.picked(destination),
+                    Err(error) => conversation.refuse(&error, exchange),
+                },
                 Question::Who { status, served } => {
-                    question = self.exchange.stamped(self.conversation.answered(status, served));
+                    question = exchange.stamped(conversation.answered(status, served));
                 }
-                Question::Whole => self.conversation.whole(),
+                Question::Whole => conversation.whole(),
                 Question::TooLong => {
-                    let error = self.conversation.too_long();
-                    self.conversation.refuse(&error, &mut self.exchange);
+                    let error = conversation.too_long();
+                    conversation.refuse(&error, exchange);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Nothing comes any more: how the call ends, unless the client is told.
+    fn stalled(&mut self) -> ControlFlow<Option<Status>> {
+        let error = match self.exchange.due() {
+            Due::End | Due::Nothing => return ControlFlow::Break(None),
+            Due::Request if self.exchange.is_owing() => Some(ProxyError::ClientStalled),
+            Due::Request => None,
+            Due::Response => self.conversation.unanswered(),
+            Due::Body => {
+                self.conversation.broke();
+                None
+            }
+        };
+        let Some(error) = error else {
+            return ControlFlow::Break(Some(Status::deadline_exceeded("nothing came for too long")));
+        };
+        self.conversation.refuse(&error, &mut self.exchange);
+        ControlFlow::Continue(())
     }
 }
 
@@ -72,7 +92,17 @@ impl Stream for Call {
             if this.exchange.is_over() {
                 return Poll::Ready(None);
             }
-            let Some(message) = ready!(Pin::new(&mut this.requests).poll_next(cx)) else {
+            let Poll::Ready(came) = Pin::new(&mut this.requests).poll_next(cx) else {
+                if !this.conversation.is_stalled(this.exchange.due(), &mut this.silence, cx) {
+                    return Poll::Pending;
+                }
+                match this.stalled() {
+                    ControlFlow::Break(end) => return Poll::Ready(end.map(Err)),
+                    ControlFlow::Continue(()) => continue,
+                }
+            };
+            this.silence.end();
+            let Some(message) = came else {
                 // After a call that ends well, a proxy lets the request go on as it is: past the gate.
                 let owing = this.exchange.is_owing().then(|| Status::aborted("the request is not answered"));
                 return Poll::Ready(owing.map(Err));

@@ -21,10 +21,16 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{/* The port of an address. */}}
 {{- define "revgate.port" -}}{{ regexFind "[0-9]+$" . }}{{- end }}
 
-{{/* The ports of the listeners, as a YAML list of {name, port}. A listener's name is its role unless set. */}}
+{{/* The ports of the listeners, as a YAML list of {name, port, protocol}. Names and addresses that are not set are the
+agent's defaults. */}}
 {{- define "revgate.listenerPorts" -}}
 {{- range .Values.config.agent.listeners }}
-- {name: {{ .name | default .role }}, port: {{ include "revgate.port" .address }}}
+{{- $picker := hasKey . "endpointPicker" }}
+{{- $name := ternary "endpoint-picker" (ternary "pair" (.role | default "") (hasKey . "pair")) $picker }}
+{{- $protocol := ternary "https" (ternary "kubernetes.io/h2c" "http" $picker) (hasKey . "tls") }}
+- name: {{ .name | default $name }}
+  port: {{ include "revgate.port" (.address | default "0.0.0.0:9002") }}
+  protocol: {{ $protocol }}
 {{- end }}
 {{- end }}
 
