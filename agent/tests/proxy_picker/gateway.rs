@@ -53,7 +53,13 @@ pub(crate) struct Gateway {
 
 impl Gateway {
     pub(crate) async fn connect(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect(address).await.unwrap();
+        Self::over(TcpStream::connect(address).await.unwrap()).await
+    }
+
+    pub(crate) async fn over<S>(stream: S) -> Self
+    where
+        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    {
         let (sender, connection) = handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
         let mut driver = JoinSet::new();
         driver.spawn(async move {

@@ -7,6 +7,8 @@ mod base;
 mod begin;
 mod breakers;
 mod gateway;
+#[path = "../proxy_role/handshake.rs"]
+mod handshake;
 mod health;
 mod limits;
 mod log;
@@ -16,4 +18,5 @@ mod subset;
 #[expect(dead_code, reason = "helpers of the pair listeners' tests, of which these use a part")]
 #[path = "../proxy_pair/support.rs"]
 mod support;
+mod tls;
 mod trust;

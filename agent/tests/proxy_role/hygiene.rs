@@ -6,18 +6,17 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Channel, Full};
 use revgate::config::TlsConfig;
-use rustls::{
-    ClientConfig, RootCertStore,
-    pki_types::{CertificateDer, ServerName, pem::PemObject},
-};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
-use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
-use crate::support::{
-    Client, Engine, Gate, ID, NAME, config, endpoint, http, request, snapshot, soon, until, whole,
+use crate::{
+    handshake::{CERTIFICATE, KEY, handshake},
+    support::{
+        Client, Engine, Gate, ID, NAME, config, endpoint, http, request, snapshot, soon, until, whole,
+    },
 };
 
 #[tokio::test]
@@ -229,31 +228,8 @@ async fn h12_a_stream_that_breaks_resets_its_http2_stream_and_no_other() {
     assert_eq!(client.send(request(&[(NAME, "b")], "")).await.text(), "b");
 }
 
-const CERTIFICATE: &str = "tests/proxy_role/localhost.pem";
-const KEY: &str = "tests/proxy_role/localhost.key";
-
-async fn tls(gate: &Gate, protocol: &[u8]) -> tokio_rustls::client::TlsStream<TcpStream> {
-    tls_with(gate, protocol, CERTIFICATE).await.unwrap()
-}
-
-/// A handshake in which the client trusts one certificate.
-async fn tls_with(
-    gate: &Gate,
-    protocol: &[u8],
-    trusted: &str,
-) -> std::io::Result<tokio_rustls::client::TlsStream<TcpStream>> {
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(trusted).unwrap()).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    config.alpn_protocols = vec![protocol.to_vec()];
-    let stream = TcpStream::connect(gate.address).await.unwrap();
-    let name = ServerName::try_from("localhost").unwrap();
-    soon(TlsConnector::from(Arc::new(config)).connect(name, stream)).await
+async fn tls(gate: &Gate, protocol: &[u8], trusted: &str) -> std::io::Result<TlsStream<TcpStream>> {
+    soon(handshake(gate.address, protocol, trusted)).await
 }
 
 #[tokio::test]
@@ -269,19 +245,19 @@ async fn h12_a_renewed_certificate_is_served_and_a_bad_one_is_not() {
     let mut config = config(http());
     config.agent.listeners[0].tls = Some(files.clone());
     let gate = Gate::over(&config, snapshot(revgate::config::GatingMode::MaxRole, &[]));
-    tls_with(&gate, b"h2", CERTIFICATE).await.unwrap();
+    tls(&gate, b"h2", CERTIFICATE).await.unwrap();
 
     // Half of the change, as it may be seen.
     mount(RENEWED.0, KEY);
     gate.proxy.renew_certificates();
-    tls_with(&gate, b"h2", CERTIFICATE).await.unwrap();
+    tls(&gate, b"h2", CERTIFICATE).await.unwrap();
     mount(RENEWED.0, RENEWED.1);
     gate.proxy.renew_certificates();
-    tls_with(&gate, b"h2", RENEWED.0).await.unwrap();
-    assert!(tls_with(&gate, b"h2", CERTIFICATE).await.is_err());
+    tls(&gate, b"h2", RENEWED.0).await.unwrap();
+    assert!(tls(&gate, b"h2", CERTIFICATE).await.is_err());
     std::fs::remove_file(&files.key).unwrap();
     gate.proxy.renew_certificates();
-    tls_with(&gate, b"h2", RENEWED.0).await.unwrap();
+    tls(&gate, b"h2", RENEWED.0).await.unwrap();
 }
 
 #[tokio::test]
@@ -291,9 +267,9 @@ async fn h12_tls_in_speaks_what_alpn_agrees_on() {
     config.agent.listeners[0].tls = Some(TlsConfig { certificate: CERTIFICATE.into(), key: KEY.into() });
     let gate =
         Gate::over(&config, snapshot(revgate::config::GatingMode::MaxRole, &[endpoint("a", engine.address)]));
-    let mut client = Client::over(tls(&gate, b"http/1.1").await).await;
+    let mut client = Client::over(tls(&gate, b"http/1.1", CERTIFICATE).await.unwrap()).await;
     assert_eq!(client.send(request(&[], "")).await.text(), "a");
-    let mut client = Client::http2(tls(&gate, b"h2").await).await;
+    let mut client = Client::http2(tls(&gate, b"h2", CERTIFICATE).await.unwrap()).await;
     let request = Request::post("https://localhost/").body(Full::new(Bytes::from_static(b"x"))).unwrap();
     assert_eq!(client.send(request).await.text(), "a");
     // No TLS at all: closed, not answered.

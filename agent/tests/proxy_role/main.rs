@@ -10,6 +10,7 @@
 
 mod blame;
 mod gating;
+mod handshake;
 mod hygiene;
 mod limits;
 mod retry;

@@ -1,18 +1,17 @@
 //! What Envoy knows and the picker does not, and the other way round (E2, E3).
 
-use std::net::SocketAddr;
-
 use revgate_engine::Engine;
-use revgate_tests::envoy::Bodies;
 
-use crate::scene::{Scene, Setup, chat_of, revision_of};
+use crate::{
+    client::{chat_of, revision_of},
+    scene::{Scene, Setup},
+};
 
 const SUBSET: &str = "x-test-subset";
 
 #[tokio::test]
 async fn e3_only_endpoints_of_the_subset_hint_get_requests() {
-    let setup = Setup { net: 4, bodies: Bodies::FullDuplex, picker: "", fallback: false };
-    let Some(scene) = Scene::set(&setup).await else { return };
+    let Some(scene) = Scene::set(&Setup::default()).await else { return };
     let mut client = scene.client().await;
     let list = |of: &dyn Fn(&Engine) -> bool| {
         let addresses = scene.engines.values().filter(|engine| of(engine)).map(|e| e.address().to_string());
@@ -30,18 +29,10 @@ async fn e3_only_endpoints_of_the_subset_hint_get_requests() {
 
 #[tokio::test]
 async fn e2_the_next_endpoint_of_the_list_answers_where_the_first_is_dead_and_is_what_is_stamped() {
-    let picker = "endpoints: 2, trust: always";
-    let setup = Setup { net: 5, bodies: Bodies::FullDuplex, picker, fallback: true };
+    let setup = Setup { picker: "endpoints: 2, trust: always", fallback: true, ..Setup::default() };
     let Some(scene) = Scene::set(&setup).await else { return };
     let mut client = scene.client().await;
-    // One decode of each revision is gone, and nobody has noticed.
-    let mut dead: Vec<SocketAddr> = Vec::new();
-    for revision in ["a", "b"] {
-        let of = |engine: &&Engine| engine.revision() == revision && engine.role() == "decode";
-        let engine = scene.engines.values().find(of).unwrap();
-        engine.down().await.unwrap();
-        dead.push(engine.address());
-    }
+    let dead = scene.kill_decodes().await;
     for turn in 0..40 {
         let chat = chat_of(if turn % 2 == 0 { 1 << 10 } else { 70_000 }, false);
         let reply = client.chat(&[], chat).await;
@@ -50,4 +41,5 @@ async fn e2_the_next_endpoint_of_the_list_answers_where_the_first_is_dead_and_is
         assert!(!dead.contains(&reply.server()));
         assert_eq!(scene.server(&reply).role(), "decode");
     }
+    assert_eq!(scene.pairs(), 40);
 }

@@ -2,8 +2,14 @@
 #![cfg(test)]
 
 mod bodies;
+mod client;
 mod deployed;
 mod hints;
+mod leave;
+mod load;
 mod outage;
+mod reload;
 mod rollout;
 mod scene;
+mod tls;
+mod trailers;

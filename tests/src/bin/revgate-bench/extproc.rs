@@ -58,11 +58,11 @@ impl fmt::Display for Way {
         f.write_str(match self {
             Self::Direct => "direct",
             Self::Envoy => "Envoy alone",
-            Self::Trivial(Bodies::FullDuplex) => "trivial",
-            Self::Revgate(Bodies::FullDuplex) => "revgate",
-            Self::Pairs => "revgate, pairs",
             Self::Trivial(Bodies::HeadersOnly) => "trivial, headers",
             Self::Revgate(Bodies::HeadersOnly) => "revgate, headers",
+            Self::Trivial(_) => "trivial",
+            Self::Revgate(_) => "revgate",
+            Self::Pairs => "revgate, pairs",
         })
     }
 }
@@ -147,7 +147,7 @@ impl Stage {
             };
             let listen = free(Ipv4Addr::LOCALHOST)?;
             let path = dir.path().join("envoy.json");
-            fs::write(&path, envoy::config(listen, &route, None).to_string())?;
+            fs::write(&path, envoy::Plan::new(listen, route).config().to_string())?;
             let mut envoy = Server::start(cores.proxy, &program, |command| {
                 let _ = command.arg("--config-path").arg(&path).args(envoy::ARGUMENTS);
                 let _ = command.stdout(Stdio::null()).stderr(Stdio::null());
