@@ -13,7 +13,7 @@ pub mod exchange;
 pub mod head;
 pub mod reply;
 
-pub use exchange::{Due, Exchange, Question, Violation};
+pub use exchange::{Due, Exchange, Question, Sent, Violation};
 pub use head::{Head, Served};
 pub use reply::{Destination, Headers, PIECE};
 

@@ -75,6 +75,17 @@ pub enum Due {
     Nothing,
 }
 
+/// How much of a request has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sent {
+    /// All.
+    Whole,
+    /// Not all of it.
+    Part,
+    /// The headers, and a body that the proxy keeps to itself.
+    Unseen,
+}
+
 /// A message that the protocol does not allow at this point, or one that is not known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Violation {
@@ -295,13 +306,15 @@ impl Exchange {
         }
     }
 
-    /// Answers [`Question::Who`] with the changes to the response's headers.
+    /// Answers [`Question::Who`] with the changes to the response's headers. A response whose body the proxy keeps to itself
+    /// is as whole as it will be seen to be.
     pub fn stamped(&mut self, headers: Headers) -> Option<Question> {
         let Side::Asked { end, .. } = mem::replace(&mut self.response, Side::Passing { length: 0 }) else {
             return None;
         };
         self.send(Response::ResponseHeaders(reply::headers(headers)));
-        self.ended(end.is_some())
+        let unseen = self.due() == Due::Nothing;
+        self.ended(end.is_some()).or(unseen.then_some(Question::Whole))
     }
 
     /// Answers the client with a response of its own, and ends the exchange. `details` is for the proxy's log.
@@ -326,6 +339,16 @@ impl Exchange {
     #[must_use]
     pub fn is_owing(&self) -> bool {
         !self.refused && is_open(&self.request)
+    }
+
+    /// How far its client has sent the request, as far as the proxy shows it.
+    #[must_use]
+    pub fn sent(&self) -> Sent {
+        match (&self.request, self.modes) {
+            (Side::Over, _) => Sent::Whole,
+            (_, Some([Mode::None, _])) => Sent::Unseen,
+            _ => Sent::Part,
+        }
     }
 
     /// What comes next.

@@ -91,7 +91,16 @@ pub enum Served {
     /// Somebody, and what is said of the address is none.
     Unclear,
     /// No endpoint: the proxy itself.
-    Proxy,
+    Proxy {
+        /// Because the endpoint failed.
+        failed: bool,
+    },
+}
+
+/// Whether a response of Envoy's own is one because an endpoint could not be reached, broke off, or took too long
+/// (`response_code_details` in Envoy's documentation). That all connections are taken (`overflow`) is no fault of it.
+fn tells_of_an_endpoint(details: &str) -> bool {
+    (details.starts_with("upstream_") || details == "response_timeout") && !details.contains("overflow")
 }
 
 /// Who made a response: by the metadata of the endpoint picker protocol, or else by Envoy's attributes. A metadata
@@ -100,8 +109,8 @@ pub enum Served {
 pub fn served(metadata: Option<&Metadata>, attributes: Option<&Struct>) -> Served {
     let attribute = |name: &str| text(attributes?.fields.get(name)?);
     let details = attribute(DETAILS);
-    if details.is_some_and(|details| details != OF_AN_ENDPOINT) {
-        return Served::Proxy;
+    if let Some(own) = details.filter(|details| *details != OF_AN_ENDPOINT) {
+        return Served::Proxy { failed: tells_of_an_endpoint(own) };
     }
     let told = metadata.and_then(|metadata| field(metadata, NAMESPACE, SERVED));
     match (told, details) {
@@ -211,9 +220,20 @@ mod tests {
         assert_eq!(of(&[(details, "via_upstream")]), Served::Unsaid);
         assert_eq!(of(&[(upstream, "10.0.0.1:80")]), Served::Unsaid, "where it was connected to, at most");
         let own = attributes(&[(details, "response_timeout"), (upstream, "10.0.0.1:80")]);
-        assert_eq!(served(None, Some(&own)), Served::Proxy);
+        assert_eq!(served(None, Some(&own)), Served::Proxy { failed: true });
+        for (own, failed) in [
+            (
+                "upstream_reset_before_response_started{remote_connection_failure|delayed_connect_error:_111}",
+                true,
+            ),
+            ("upstream_reset_before_response_started{overflow}", false),
+            ("no_healthy_upstream", false),
+            ("fault_filter_abort", false),
+        ] {
+            assert_eq!(of(&[(details, own)]), Served::Proxy { failed }, "{own}");
+        }
         let told = metadata("envoy.lb", SERVED, string("10.0.0.2:80"));
-        assert_eq!(served(Some(&told), Some(&own)), Served::Proxy);
+        assert_eq!(served(Some(&told), Some(&own)), Served::Proxy { failed: true });
         let both = attributes(&[(details, "via_upstream"), (upstream, "10.0.0.1:80")]);
         assert_eq!(served(Some(&told), Some(&both)), Served::By("10.0.0.2:80".parse().unwrap()));
     }

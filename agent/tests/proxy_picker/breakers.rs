@@ -4,12 +4,16 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use revgate::{
     config::{HttpConfig, PickerConfig, Serves},
+    extproc::proto::envoy::{
+        extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode as Mode,
+        service::ext_proc::v3::ProcessingRequest,
+    },
     snapshot::{Breaker, Endpoint, vitals::Admission},
 };
 
 use crate::{
     base::{PATIENCE, http},
-    gateway::{Call, Gateway, Picked, attributes, pairs, request, subset},
+    gateway::{Call, Gateway, Picked, attributes, bodies, pairs, request, subset},
     pick::at,
     support::{CHAT, Rig, config, endpoint, snapshot},
 };
@@ -78,7 +82,57 @@ async fn h7_what_the_gateway_answers_itself_closes_nothing() {
     }
     assert!(is_open(&endpoints).is_empty());
     between(&mut gateway, CHAT, [1, 3]).await.responded(503, true, own()).await;
-    assert_eq!(is_open(&endpoints), [at(1), at(3)], "three failures in a row");
+    assert_eq!(
+        is_open(&endpoints),
+        [at(3)],
+        "three failures in a row, and nobody says that its prefill had a part"
+    );
+}
+
+#[tokio::test]
+async fn h7_where_bodies_are_not_shown_a_good_head_ends_the_failures_in_a_row() {
+    let endpoints = four();
+    let rig = rig(PickerConfig { prefill: None, ..pairs() }, &endpoints);
+    let mut gateway = Gateway::of(&rig).await;
+    for status in [500, 500, 200, 500, 500] {
+        let mut first = request("POST", CHAT, &[], false);
+        first.protocol_config = Some(bodies(Mode::None));
+        first.metadata_context = Some(subset(&[at(3)]));
+        let mut call = gateway.ask(first).await;
+        assert_eq!(Picked::of(call.next().await).destinations(), &[at(3)]);
+        call.responded(status, false, ProcessingRequest::default()).await;
+    }
+    assert!(is_open(&endpoints).is_empty());
+}
+
+#[tokio::test]
+async fn h7_a_prefill_endpoint_that_rests_is_named_where_there_is_no_other_and_a_good_answer_ends_its_rest() {
+    let endpoints = four();
+    let rig = rig(pairs(), &endpoints);
+    let mut gateway = Gateway::of(&rig).await;
+    for _ in 0..3 {
+        between(&mut gateway, CHAT, [1, 3]).await.answered(502, Some(at(3))).await;
+    }
+    assert_eq!(is_open(&endpoints), [at(1), at(3)]);
+    between(&mut gateway, CHAT, [1, 4]).await.answered(200, Some(at(4))).await;
+    assert_eq!(is_open(&endpoints), [at(3)]);
+}
+
+#[tokio::test]
+async fn h7_those_of_a_list_that_were_tried_in_vain_have_failed() {
+    let endpoints = four();
+    let rig = rig(PickerConfig { prefill: None, endpoints: 2, ..pairs() }, &endpoints);
+    let mut gateway = Gateway::of(&rig).await;
+    // The dead one is drawn first in half of the rounds: less than three times in 60 once in 2^49 runs.
+    for _ in 0..60 {
+        let mut call = gateway.ask(request("GET", "/", &[], true)).await;
+        assert!(Picked::of(call.next().await).destinations().contains(&at(4)));
+        call.answered(200, Some(at(4))).await;
+        if !is_open(&endpoints).is_empty() {
+            break;
+        }
+    }
+    assert_eq!(is_open(&endpoints), [at(3)]);
 }
 
 /// It rests, and a probe is due, which moves on when somebody claims it.

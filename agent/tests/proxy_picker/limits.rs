@@ -8,11 +8,12 @@ use revgate::{
     extproc::proto::envoy::{
         extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode as Mode,
         service::ext_proc::v3::{
-            HttpBody, HttpTrailers, ProcessingRequest, ProcessingResponse,
-            processing_request::Request as Asked, processing_response::Response as Said,
+            HttpTrailers, ProcessingRequest, ProcessingResponse, processing_request::Request as Asked,
+            processing_response::Response as Said,
         },
     },
 };
+use tokio::sync::oneshot;
 use tonic::Code;
 
 use crate::{
@@ -75,8 +76,6 @@ async fn h10_a_response_that_stops_does_not_end_well_and_one_that_is_not_shown_m
     let mut call = gateway.ask(request("GET", "/", &[], true)).await;
     call.next().await;
     call.responded(200, false, ProcessingRequest::default()).await;
-    call.say(Asked::ResponseBody(HttpBody { body: "x".into(), end_of_stream: false }));
-    call.next().await;
     assert_eq!(call.end().await.unwrap_err().code(), Code::DeadlineExceeded);
     assert_eq!(rig.metric(r#"proxy_responses_broken_total{listener="pair"}"#), 1);
 
@@ -94,8 +93,24 @@ async fn h14_a_call_in_which_everything_was_said_ends() {
     assert!(call.end().await.unwrap().is_none());
 }
 
+#[tokio::test]
+async fn h11_a_request_that_is_not_all_there_is_no_fault_of_its_endpoint() {
+    let rig = rig(HttpConfig { response_timeout: SHORT, breaker_failures: 1, ..http() });
+    let mut gateway = Gateway::of(&rig).await;
+    for (mode, status, reason) in
+        [(Mode::FullDuplexStreamed, 408, "request-timeout"), (Mode::None, 504, "response-timeout")]
+    {
+        let mut slow = request("POST", "/tokenize", &[], false);
+        slow.protocol_config = Some(bodies(mode));
+        let mut call = gateway.ask(slow).await;
+        assert_eq!(Picked::of(call.next().await).destinations().len(), 1);
+        Picked::of(call.next().await).is_refused(status, reason);
+    }
+    assert_eq!(rig.metric(r#"proxy_breaker_opens_total{listener="pair"}"#), 0);
+}
+
 /// Has a request picked for, and never answers anything any more until it is told to.
-fn freeze(address: SocketAddr, thaw: &mpsc::Receiver<()>) {
+fn freeze(address: SocketAddr, picked: oneshot::Sender<()>, thaw: &mpsc::Receiver<()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _call = runtime.block_on(async {
         let mut gateway = Gateway::connect(address).await;
@@ -103,6 +118,7 @@ fn freeze(address: SocketAddr, thaw: &mpsc::Receiver<()>) {
         call.next().await;
         (gateway, call)
     });
+    let _ = picked.send(());
     let _ = thaw.recv();
 }
 
@@ -110,9 +126,10 @@ fn freeze(address: SocketAddr, thaw: &mpsc::Receiver<()>) {
 async fn h14_a_gateway_that_is_frozen_holds_nothing_for_ever() {
     let rig = rig(HttpConfig { idle_timeout: SHORT, ..http() });
     let (thaw, frozen) = mpsc::channel();
+    let (picked, is_picked) = oneshot::channel();
     let address = rig.address(0);
-    let gateway = thread::spawn(move || freeze(address, &frozen));
-    until(|| rig.proxy.in_flight() == 1).await;
+    let gateway = thread::spawn(move || freeze(address, picked, &frozen));
+    is_picked.await.unwrap();
     until(|| rig.proxy.in_flight() == 0).await;
     drop(thaw);
     gateway.join().unwrap();

@@ -15,7 +15,7 @@ use tonic::{Status, Streaming};
 use super::conversation::Conversation;
 use crate::{
     extproc::{
-        Due, Exchange, Question, Violation,
+        Due, Exchange, Question, Sent, Violation,
         proto::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse},
     },
     proxy::{deadlines::Silence, error::ProxyError},
@@ -66,7 +66,11 @@ impl Call {
             Due::End | Due::Nothing => return ControlFlow::Break(None),
             Due::Request if self.exchange.is_owing() => Some(ProxyError::ClientStalled),
             Due::Request => None,
-            Due::Response => self.conversation.unanswered(),
+            Due::Response => match self.exchange.sent() {
+                Sent::Part => Some(ProxyError::ClientStalled),
+                // Perhaps its client is slow, and no endpoint.
+                sent => self.conversation.unanswered(sent == Sent::Whole),
+            },
             Due::Body => {
                 self.conversation.broke();
                 None

@@ -129,7 +129,13 @@ impl Conversation {
         let rules = |probes| Rules { local_factor: 0.0, probes, ..Rules::of(worker, &http) };
         let (prefill, first) = if let Some(prefills) = &mut prefills {
             let probes = if self.legs { Probes::Claim } else { Probes::Ignore };
-            let prefill = pick::first(prefills, revision.as_deref(), &wants, rules(probes))?;
+            let prefill = match pick::first(prefills, revision.as_deref(), &wants, rules(probes)) {
+                // Whose fault a failure of two legs was is a guess: it may steer, not refuse.
+                Err(ProxyError::BreakersOpen { .. }) => {
+                    pick::first(prefills, revision.as_deref(), &wants, rules(Probes::Ignore))
+                }
+                chosen => chosen,
+            }?;
             let claimed = rules(Probes::Claim);
             let (decode, with) = pick::beside(&prefill, &mut decodes, wants, &selectors, claimed)?;
             wants = with;

@@ -1,7 +1,8 @@
 //! What became of a request: what its response is stamped with, and whose success or failure it is (E3, H1, H7).
 //!
-//! Two endpoints work on a request with two legs, and the gateway sees one response: a failure counts for both. What
-//! opens a breaker is failures in a row, and the one of the two that is well has successes with others in between.
+//! Two endpoints work on a request with two legs, and the gateway sees one response: a failure that came from there counts
+//! for both. What opens a breaker is failures in a row, and the one of the two that is well has successes with others in
+//! between. So this is a guess, and a prefill endpoint that rests for it is named all the same where there is no other.
 
 use std::{net::SocketAddr, rc::Rc};
 
@@ -33,10 +34,10 @@ impl Conversation {
                 target
             }
             Served::Unclear => return self.foreign(status),
-            Served::Proxy => {
-                // Nobody could be reached, of those that there was to reach.
-                if is_of_gateways(status) && self.named.len() == 1 {
-                    self.account(status, &first, prefill);
+            Served::Proxy { failed } => {
+                // The endpoint could not be reached, or took too long. That its prefill was at fault nobody says.
+                if failed && is_of_gateways(status) && self.named.len() == 1 {
+                    self.fail(1);
                 }
                 return self.foreign(status);
             }
@@ -54,6 +55,8 @@ impl Conversation {
         if !self.lease.as_ref().is_some_and(|lease| Rc::ptr_eq(&lease.target, &target)) {
             self.lease = Some(Lease::new(Rc::clone(&target)));
         }
+        // Those before it in the list were tried in vain.
+        self.fail(self.named.iter().position(|named| Rc::ptr_eq(named, &target)).unwrap_or(0));
         self.account(status, &target, prefill);
         if served == Served::Unsaid && is_of_gateways(status) {
             return unstamped(&listener);
@@ -61,13 +64,12 @@ impl Conversation {
         target.stamps().to_vec()
     }
 
-    /// The response does not come. `None`: no endpoint was named.
-    pub(super) fn unanswered(&mut self) -> Option<ProxyError> {
-        let first = self.named.first().map(Rc::clone)?;
-        let address = first.endpoint.address;
-        let prefill = self.prefill.take().map(|lease| Rc::clone(&lease.target));
-        if self.named.len() == 1 {
-            self.account(StatusCode::GATEWAY_TIMEOUT, &first, prefill);
+    /// The response does not come, though the request is there (`sent`). `None`: no endpoint was named.
+    pub(super) fn unanswered(&mut self, sent: bool) -> Option<ProxyError> {
+        let address = self.named.first()?.endpoint.address;
+        // Of a list it is not known whose time it was.
+        if sent && self.named.len() == 1 {
+            self.fail(1);
         }
         Some(ProxyError::ResponseTimeout { address })
     }
@@ -84,6 +86,13 @@ impl Conversation {
         self.in_flight.listener.metrics.broken.inc();
         if let Some(access) = &mut self.in_flight.access {
             access.broke();
+        }
+    }
+
+    /// A failure of the first endpoints that were named.
+    fn fail(&self, count: usize) {
+        for target in self.named.iter().take(count) {
+            self.in_flight.listener.failed(target);
         }
     }
 
