@@ -187,8 +187,14 @@ impl Shared {
     /// the map holds what is alive, however often Pods come and go.
     pub(super) fn forget_closed(&self, tables: &Tables) -> Result<(), KernelError> {
         let endpoints = tables.endpoints();
+        let mut of_cpus = self.connections.values();
+        let is_closed = |counts: &Connections| counts.opened <= counts.closed;
         for (key, counts) in self.connections()? {
-            if counts.opened == counts.closed && !endpoints.contains(&key) {
+            if endpoints.contains(&key) || !is_closed(&counts) {
+                continue;
+            }
+            // Again, as near to its end as can be: a connect that was under way may have opened one meanwhile.
+            if self.counts(&key, &mut of_cpus)?.as_ref().is_some_and(is_closed) {
                 self.connections
                     .delete(&key)
                     .map_err(|source| KernelError::Write { table: map::CONNECTIONS, source })?;
@@ -198,17 +204,27 @@ impl Shared {
     }
 
     fn connections(&self) -> Result<Vec<(ConnectionKey, Connections)>, KernelError> {
-        let failed = read_failed(map::CONNECTIONS);
         let mut all = Vec::new();
         let mut of_cpus = self.connections.values();
-        let mut key = self.connections.next_key(None).map_err(&failed)?;
+        let next = |key: Option<&ConnectionKey>| {
+            self.connections.next_key(key).map_err(read_failed(map::CONNECTIONS))
+        };
+        let mut key = next(None)?;
         while let Some(at) = key {
-            if self.connections.read(&at, &mut of_cpus).map_err(&failed)? {
-                all.push((at, connections(&of_cpus)));
-            }
-            key = self.connections.next_key(Some(&at)).map_err(&failed)?;
+            all.extend(self.counts(&at, &mut of_cpus)?.map(|counts| (at, counts)));
+            key = next(Some(&at))?;
         }
         Ok(all)
+    }
+
+    /// The counts of one endpoint over all CPUs, if it has any.
+    fn counts(
+        &self,
+        key: &ConnectionKey,
+        of_cpus: &mut [Connections],
+    ) -> Result<Option<Connections>, KernelError> {
+        let found = self.connections.read(key, of_cpus).map_err(read_failed(map::CONNECTIONS))?;
+        Ok(found.then(|| connections(of_cpus)))
     }
 
     /// Index and hash of every set that has a table.

@@ -6,7 +6,6 @@ use std::{
         Arc,
         atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed},
     },
-    time::Duration,
 };
 
 use revgate::{
@@ -19,7 +18,7 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 
 use crate::{
-    base::{Client, http},
+    base::{Client, http, until},
     support::{PATHS, ROLES, Rig, endpoint, of, post, revision, snapshot},
 };
 
@@ -170,6 +169,7 @@ async fn r1_over_a_rollout_behind_a_pair_listener_no_connector_mixes_a_pair() {
         let address: SocketAddr = rig.address(0);
         let mut served = [0_u64; 2];
         for next in &STEPS[1..] {
+            let begun = world.sum(|c| c.requests);
             let mut requests = JoinSet::new();
             for client in 0..CLIENTS {
                 requests.spawn(async move {
@@ -190,7 +190,7 @@ async fn r1_over_a_rollout_behind_a_pair_listener_no_connector_mixes_a_pair() {
                 });
             }
             // While requests are under way.
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            until(|| world.sum(|c| c.requests) > begun).await;
             rig.published.store(Arc::new(snapshot(&step(*next), &[])));
             for round in requests.join_all().await {
                 served = [served[0] + round[0], served[1] + round[1]];

@@ -15,7 +15,7 @@ async fn serves_a_rollout_from_files_and_reports_it() {
         engine("b", "decode").await,
         engine("b", "prefill").await,
     ];
-    let mut agent = Agent::prepare().await;
+    let mut agent = Agent::prepare();
     agent.start();
 
     // No list yet: alive, not ready, and everything is refused.
@@ -56,7 +56,7 @@ async fn serves_a_rollout_from_files_and_reports_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_files_change_nothing_and_are_reported() {
     let engines = [engine("a", "prefill").await, engine("a", "decode").await];
-    let mut agent = Agent::prepare().await;
+    let mut agent = Agent::prepare();
     agent.pods(&engines);
     agent.start();
     agent.ready().await;
@@ -81,7 +81,7 @@ async fn bad_files_change_nothing_and_are_reported() {
 async fn sigterm_finishes_what_is_in_flight_and_exits_0() {
     let engines = [engine("a", "prefill").await, engine("a", "decode").await];
     engines[1].update(|behaviour| behaviour.first_byte_delay = std::time::Duration::from_secs(2));
-    let mut agent = Agent::prepare().await;
+    let mut agent = Agent::prepare();
     agent.pods(&engines);
     agent.start();
     agent.ready().await;
@@ -102,7 +102,7 @@ async fn sigterm_finishes_what_is_in_flight_and_exits_0() {
 async fn a_second_signal_ends_at_once() {
     let engines = [engine("a", "prefill").await, engine("a", "decode").await];
     engines[1].update(|behaviour| behaviour.first_byte_delay = std::time::Duration::from_mins(10));
-    let mut agent = Agent::prepare().await;
+    let mut agent = Agent::prepare();
     agent.pods(&engines);
     agent.start();
     agent.ready().await;
@@ -123,7 +123,7 @@ async fn a_second_signal_ends_at_once() {
 
 #[tokio::test]
 async fn a_bad_file_never_starts_the_agent() {
-    let mut agent = Agent::prepare().await;
+    let mut agent = Agent::prepare();
     agent.configure("max-rolle");
     agent.start();
     assert_eq!(agent.exit_code().await, Some(64));
@@ -135,7 +135,7 @@ async fn a_bad_file_never_starts_the_agent() {
 
 #[tokio::test]
 async fn a_port_in_use_is_said_and_ends_the_start() {
-    let mut agent = Agent::prepare().await;
+    let mut agent = Agent::prepare();
     let _taken = tokio::net::TcpListener::bind(agent.decode).await.expect("free until now");
     agent.start();
     assert_eq!(agent.exit_code().await, Some(1));
@@ -148,7 +148,7 @@ async fn the_agent_takes_all_the_open_files_that_it_may() {
     let limit = getrlimit(Resource::Nofile);
     let less = limit.maximum.and_then(|most| most.checked_sub(1));
     setrlimit(Resource::Nofile, Rlimit { current: less, ..limit }).expect("below the hard limit");
-    let mut agent = Agent::prepare().await;
+    let mut agent = Agent::prepare();
     agent.pods([]);
     agent.start();
     agent.ready().await;

@@ -17,7 +17,7 @@ use revgate_engine::{Engine, EngineConfig};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::{
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     process::{Child, Command},
     time::{Instant, sleep, timeout},
 };
@@ -25,17 +25,16 @@ use tokio::{
 /// Longest wait for anything: a bound, not an expectation.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A free address, for a process that cannot tell which port it got.
-async fn free() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").await.expect("loopback").local_addr().expect("bound")
-}
-
-/// An engine on a loopback address of its own, on the port that Pods have by default.
-pub(crate) async fn engine(revision: &str, role: &str) -> Engine {
+/// A loopback address that nobody else has.
+fn own() -> [u8; 4] {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();
-    let ip = [127, 64 | (high & 63), low, NEXT.fetch_add(1, Ordering::Relaxed)];
-    let engine = Engine::start(EngineConfig::new((ip, 8000).into(), revision, role)).await;
+    [127, 64 | (high & 63), low, NEXT.fetch_add(1, Ordering::Relaxed)]
+}
+
+/// An engine on the port that Pods have by default.
+pub(crate) async fn engine(revision: &str, role: &str) -> Engine {
+    let engine = Engine::start(EngineConfig::new((own(), 8000).into(), revision, role)).await;
     engine.expect("the engine starts")
 }
 
@@ -48,8 +47,9 @@ pub(crate) struct Agent {
 
 impl Agent {
     /// Writes the files; nothing runs yet.
-    pub(crate) async fn prepare() -> Self {
-        let (decode, admin) = (free().await, free().await);
+    pub(crate) fn prepare() -> Self {
+        let ip = own();
+        let (decode, admin) = ((ip, 8080).into(), (ip, 9901).into());
         let agent = Self { directory: TempDir::new().expect("a directory"), child: None, decode, admin };
         agent.configure("max-role");
         agent
@@ -122,8 +122,12 @@ shutdown: {{delay: 0s, deadline: 20s}}
     }
 
     pub(crate) fn start(&mut self) {
+        self.start_with(self.command());
+    }
+
+    pub(crate) fn start_with(&mut self, mut command: Command) {
         let log = fs::File::create(self.file("log")).expect("a log");
-        self.child = Some(self.command().stderr(Stdio::from(log)).spawn().expect("the agent starts"));
+        self.child = Some(command.stderr(Stdio::from(log)).spawn().expect("the agent starts"));
     }
 
     pub(crate) fn log(&self) -> String {

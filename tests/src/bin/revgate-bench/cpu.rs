@@ -2,10 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use rustix::{
-    param::clock_ticks_per_second,
-    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
-};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::Result;
 
@@ -53,11 +50,11 @@ impl Cpu {
     pub(crate) fn of(pid: Option<u32>) -> Result<Self> {
         let Some(pid) = pid else { return Ok(Self(None)) };
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
-        let mut ticks = ticks(pid)?;
+        let mut used = used(pid)?;
         for child in children.split_whitespace() {
-            ticks += self::ticks(child.parse()?)?;
+            used += self::used(child.parse()?)?;
         }
-        Ok(Self(Some(Duration::from_millis(ticks * 1000 / clock_ticks_per_second()))))
+        Ok(Self(Some(used)))
     }
 
     /// What was used since `before`.
@@ -93,12 +90,15 @@ pub(crate) fn memory(pid: Option<u32>, which: Memory) -> Result<Option<f64>> {
     Ok(Some(sum))
 }
 
-/// User and system time of one process, all its threads, in clock ticks (fields 14 and 15 of `proc_pid_stat(5)`).
-fn ticks(pid: u32) -> Result<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The second field is the name in parentheses, with anything in it; the third follows the last parenthesis.
-    let (_, rest) = stat.rsplit_once(") ").ok_or("a strange /proc/PID/stat")?;
-    let mut fields = rest.split(' ').skip(14 - 3);
-    let mut next = || -> Result<u64> { Ok(fields.next().ok_or("a short /proc/PID/stat")?.parse()?) };
-    Ok(next()? + next()?)
+/// User and system time of one process, all threads that it has (the first field of `schedstat`, nanoseconds). The clock ticks
+/// of `/proc/PID/stat` are too coarse for what a stream costs.
+fn used(pid: u32) -> Result<Duration> {
+    let mut used = Duration::ZERO;
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // One that ends meanwhile takes its time along.
+        let Ok(stat) = fs::read_to_string(thread?.path().join("schedstat")) else { continue };
+        let first = stat.split(' ').next().ok_or("a strange schedstat")?;
+        used += Duration::from_nanos(first.parse()?);
+    }
+    Ok(used)
 }
