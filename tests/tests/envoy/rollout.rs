@@ -40,13 +40,14 @@ async fn e7_no_pair_is_mixed_in_a_rollout_with_lists_whose_first_endpoint_may_be
     let Some(scene) = Scene::set(&setup).await else { return };
     let dead = scene.kill_decodes().await;
     roll(&scene).await;
-    // Of two idle decodes either is first as likely as not: of 360 lists none begins with the dead one once in 2^360.
+    // Of two idle decodes either is first as likely as not, until the dead one rests because it was: of 360 lists none
+    // begins with it once in 2^360. One that rests is not named.
     let mut begin_dead = 0;
     for engine in scene.decodes() {
         for seen in engine.recorded() {
             let list = seen.headers[DESTINATION].to_str().unwrap().split(',');
             let list: Vec<_> = list.map(|address| address.parse().unwrap()).collect();
-            assert_eq!(list.len(), 2, "{list:?}");
+            assert!(list.len() == 2 || list == [engine.address()], "{list:?}");
             assert!(list.iter().all(|address| revision_of(*address) == engine.revision()), "{list:?}");
             begin_dead += usize::from(dead.contains(&list[0]));
         }
