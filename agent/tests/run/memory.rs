@@ -24,7 +24,7 @@ const BODIES: [(u64, u64); 2] = [(BODY, BODY), (BODY + (1 << 20), 2 * BODY)];
 const LONG: Duration = Duration::from_mins(5);
 
 /// What pieces, connections and pages that are not full come to.
-const BESIDE: u64 = 8 << 20;
+const BESIDE: u64 = 4 << 20;
 
 /// A request with a body of so many bytes, whose length it tells or not.
 fn request(length: u64, chunked: bool) -> Vec<u8> {
