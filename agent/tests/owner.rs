@@ -136,19 +136,10 @@ fn pod(name: &str, last: u8) -> Arc<Pod> {
         ("disaggregatedset.x-k8s.io/role", "decode"),
     ];
     Arc::new(Pod {
-        key: PodKey { namespace: "default".into(), name: name.into(), uid: name.into() },
         ips: vec![[10, 0, 0, last].into()],
-        node: None,
         labels: labels.map(|(k, v)| (k.into(), v.into())).into(),
-        active_ports: None,
         ready: true,
-        terminating: false,
-        host_network: false,
-        created: 0,
-        ports: Vec::new(),
-        cgroup: None,
-        static_uid: None,
-        runtime_class: None,
+        ..Pod::new(PodKey { namespace: "default".into(), name: name.into(), uid: name.into() })
     })
 }
 

@@ -53,19 +53,10 @@ fn pod(
     change: impl FnOnce(&mut Pod),
 ) -> Arc<Pod> {
     let mut pod = Pod {
-        key: PodKey { namespace: "default".into(), name: name.into(), uid: uid.into() },
         ips: vec![ip.parse().expect("an address")],
-        node: None,
         labels: [(REVISION, revision), (ROLE, role)].map(|(k, v)| (k.into(), v.into())).into(),
-        active_ports: None,
         ready: true,
-        terminating: false,
-        host_network: false,
-        created: 0,
-        ports: Vec::new(),
-        cgroup: None,
-        static_uid: None,
-        runtime_class: None,
+        ..Pod::new(PodKey { namespace: "default".into(), name: name.into(), uid: uid.into() })
     };
     change(&mut pod);
     Arc::new(pod)

@@ -124,23 +124,15 @@ impl Revision {
 
     fn pod(&self, ip: IpAddr) -> Arc<Pod> {
         Arc::new(Pod {
-            key: PodKey {
+            ips: vec![ip],
+            ready: true,
+            host_network: self.host_network,
+            ports: self.declared.iter().map(|number| ContainerPort { name: None, number: *number }).collect(),
+            ..Pod::new(PodKey {
                 namespace: "test".into(),
                 name: format!("pod-{ip}").into(),
                 uid: ip.to_string().into(),
-            },
-            ips: vec![ip],
-            node: None,
-            labels: std::collections::BTreeMap::default(),
-            active_ports: None,
-            ready: true,
-            terminating: false,
-            host_network: self.host_network,
-            created: 0,
-            ports: self.declared.iter().map(|number| ContainerPort { name: None, number: *number }).collect(),
-            cgroup: None,
-            static_uid: None,
-            runtime_class: None,
+            })
         })
     }
 

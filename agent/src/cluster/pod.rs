@@ -76,6 +76,26 @@ pub struct Pod {
 }
 
 impl Pod {
+    /// One of which nothing but its identity is known.
+    #[must_use]
+    pub fn new(key: PodKey) -> Self {
+        Self {
+            key,
+            ips: Vec::new(),
+            node: None,
+            labels: Labels::default(),
+            active_ports: None,
+            ready: false,
+            terminating: false,
+            host_network: false,
+            created: 0,
+            ports: Vec::new(),
+            cgroup: None,
+            static_uid: None,
+            runtime_class: None,
+        }
+    }
+
     /// Ready as the gating counts it: condition `Ready`, and not terminating.
     #[must_use]
     pub fn is_ready(&self) -> bool {

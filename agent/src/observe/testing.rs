@@ -109,19 +109,9 @@ impl SetBuilder {
 
 fn pod(name: &str, ip: IpAddr) -> Arc<Pod> {
     Arc::new(Pod {
-        key: PodKey { namespace: "default".into(), name: name.into(), uid: name.into() },
         ips: vec![ip],
-        node: None,
-        labels: std::collections::BTreeMap::new(),
-        active_ports: None,
         ready: true,
-        terminating: false,
-        host_network: false,
-        created: 0,
-        ports: Vec::new(),
-        cgroup: None,
-        static_uid: None,
-        runtime_class: None,
+        ..Pod::new(PodKey { namespace: "default".into(), name: name.into(), uid: name.into() })
     })
 }
 

@@ -187,19 +187,9 @@ mod tests {
 
     fn known() -> Target {
         let pod = Pod {
-            key: PodKey { namespace: "n".into(), name: "p".into(), uid: "u".into() },
-            ips: Vec::new(),
-            node: None,
             labels: BTreeMap::from([("slice".into(), "1".into())]),
-            active_ports: None,
             ready: true,
-            terminating: false,
-            host_network: false,
-            created: 0,
-            ports: Vec::new(),
-            cgroup: None,
-            static_uid: None,
-            runtime_class: None,
+            ..Pod::new(PodKey { namespace: "n".into(), name: "p".into(), uid: "u".into() })
         };
         let endpoint = Endpoint {
             address: ([127, 0, 0, 1], 1).into(),

@@ -159,19 +159,14 @@ pub(crate) fn endpoint(revision: &str, address: SocketAddr) -> Arc<Endpoint> {
 
 pub(crate) fn endpoint_of(revision: &str, address: SocketAddr, uid: &str, local: bool) -> Arc<Endpoint> {
     let pod = Pod {
-        key: PodKey { namespace: "default".into(), name: format!("pod-{address}").into(), uid: uid.into() },
         ips: vec![address.ip()],
-        node: None,
         labels: [("slice".into(), format!("slice-of-{revision}").into())].into(),
-        active_ports: None,
         ready: true,
-        terminating: false,
-        host_network: false,
-        created: 0,
-        ports: Vec::new(),
-        cgroup: None,
-        static_uid: None,
-        runtime_class: None,
+        ..Pod::new(PodKey {
+            namespace: "default".into(),
+            name: format!("pod-{address}").into(),
+            uid: uid.into(),
+        })
     };
     Arc::new(Endpoint {
         address,

@@ -4,8 +4,17 @@
 mod memory;
 mod support;
 
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use revgate_engine::Engine;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use support::{Agent, chat, engine, get, summary};
+use tokio::task::JoinSet;
+
+/// What a client got.
+type Reply = Result<Response<Bytes>, String>;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn serves_a_rollout_from_files_and_reports_it() {
@@ -77,21 +86,26 @@ async fn bad_files_change_nothing_and_are_reported() {
     assert_eq!(agent.report().await["config"]["reloadsSucceeded"], 1);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sigterm_finishes_what_is_in_flight_and_exits_0() {
+/// An agent that has a request in flight, whose answer takes that long to begin, and is told to end.
+async fn told_to_end(answer_after: Duration) -> (Agent, JoinSet<Reply>, [Engine; 2]) {
     let engines = [engine("a", "prefill").await, engine("a", "decode").await];
-    engines[1].update(|behaviour| behaviour.first_byte_delay = std::time::Duration::from_secs(2));
+    engines[1].update(|behaviour| behaviour.first_byte_delay = answer_after);
     let mut agent = Agent::prepare();
     agent.pods(&engines);
     agent.start();
     agent.ready().await;
-
     let decode = agent.decode;
-    let mut requests = tokio::task::JoinSet::new();
+    let mut requests = JoinSet::new();
     requests.spawn(async move { chat(decode, None).await });
     engines[1].wait_until(|counters| counters.requests > 0).await;
     agent.signal(Signal::TERM);
-    let refused = async || tokio::net::TcpStream::connect(decode).await.is_err();
+    (agent, requests, engines)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sigterm_finishes_what_is_in_flight_and_exits_0() {
+    let (mut agent, mut requests, _engines) = told_to_end(Duration::from_secs(2)).await;
+    let refused = async || tokio::net::TcpStream::connect(agent.decode).await.is_err();
     agent.until("closed for new connections", refused, |seen| *seen).await;
     let answer = requests.join_next().await.expect("one was sent").expect("no panic").expect("an answer");
     assert_eq!(summary(&answer), (200, "a", ""));
@@ -100,17 +114,7 @@ async fn sigterm_finishes_what_is_in_flight_and_exits_0() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_signal_ends_at_once() {
-    let engines = [engine("a", "prefill").await, engine("a", "decode").await];
-    engines[1].update(|behaviour| behaviour.first_byte_delay = std::time::Duration::from_mins(10));
-    let mut agent = Agent::prepare();
-    agent.pods(&engines);
-    agent.start();
-    agent.ready().await;
-    let decode = agent.decode;
-    let mut requests = tokio::task::JoinSet::new();
-    requests.spawn(async move { chat(decode, None).await });
-    engines[1].wait_until(|counters| counters.requests > 0).await;
-    agent.signal(Signal::TERM);
+    let (mut agent, mut requests, _engines) = told_to_end(Duration::from_mins(10)).await;
     let draining = async || get(agent.admin, "/readyz").await.map(|r| r.status().as_u16());
     agent.until("draining", draining, |seen| *seen == Ok(503)).await;
     agent.signal(Signal::TERM);

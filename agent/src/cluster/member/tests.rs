@@ -35,19 +35,10 @@ fn set() -> SetConfig {
 fn pod(role: &str) -> Pod {
     let labels = [("app", "vllm"), (REVISION, "a"), (ROLE, role)];
     Pod {
-        key: PodKey { namespace: "llm".into(), name: "p".into(), uid: "u".into() },
         ips: vec!["10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap()],
-        node: None,
         labels: labels.into_iter().map(|(key, value)| (key.into(), value.into())).collect(),
-        active_ports: None,
         ready: true,
-        terminating: false,
-        host_network: false,
-        created: 0,
-        ports: Vec::new(),
-        cgroup: None,
-        static_uid: None,
-        runtime_class: None,
+        ..Pod::new(PodKey { namespace: "llm".into(), name: "p".into(), uid: "u".into() })
     }
 }
 

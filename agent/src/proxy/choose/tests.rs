@@ -13,19 +13,9 @@ const BREAKER: Breaker = Breaker { failures: 1, open: Duration::from_millis(100)
 fn endpoints(count: u16, local: impl Fn(u16) -> bool) -> Vec<Arc<Endpoint>> {
     let endpoint = |port: u16| {
         let pod = Pod {
-            key: PodKey { namespace: "n".into(), name: "p".into(), uid: port.to_string().into() },
-            ips: Vec::new(),
-            node: None,
             labels: BTreeMap::from([("slice".into(), (port % 2).to_string().into())]),
-            active_ports: None,
             ready: true,
-            terminating: false,
-            host_network: false,
-            created: 0,
-            ports: Vec::new(),
-            cgroup: None,
-            static_uid: None,
-            runtime_class: None,
+            ..Pod::new(PodKey { namespace: "n".into(), name: "p".into(), uid: port.to_string().into() })
         };
         Arc::new(Endpoint {
             address: ([127, 0, 0, 1], port).into(),
