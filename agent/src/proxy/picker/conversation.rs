@@ -173,7 +173,11 @@ impl Conversation {
             Due::Request | Due::End => self.http.idle_timeout,
             Due::Response => self.http.response_timeout,
             Due::Body => self.http.stream_idle_timeout,
-            Due::Nothing => return false,
+            // No deadline is left either, which would wake this call at every sweep of its stream.
+            Due::Nothing => {
+                *silence = Silence::default();
+                return false;
+            }
         };
         let worker = &self.in_flight.listener.worker;
         silence.lasts(millis(longest), worker.ticker.now(), &worker.deadlines, cx)
