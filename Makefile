@@ -41,13 +41,13 @@ fuzz: ## Fuzz a parser (ARGS='json_edit -- -max_total_time=60'; without: the nam
 
 bench: ## Measure revgate beside nginx and HAProxy, and behind Envoy (ARGS=--quick for a short run)
 	@.ci/setup bench envoy
-	$(CARGO) build --release --bin revgate --bin revgate-bench
-	target/release/revgate-bench $(ARGS)
+	deploy/build-static target/bench revgate revgate-bench
+	target/bench/revgate-bench $(ARGS)
 
 bench-pair: ## Measure pair listeners beside vllm-router and smg from PyPI
 	@.ci/setup bench routers
-	$(CARGO) build --release --bin revgate --bin revgate-bench
-	target/release/revgate-bench --only pair $(ARGS)
+	deploy/build-static target/bench revgate revgate-bench
+	target/bench/revgate-bench --only pair $(ARGS)
 
 check: ## Format, clippy, documentation, licences
 	@.ci/setup check

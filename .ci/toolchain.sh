@@ -57,6 +57,19 @@ fuzz_toolchain() {
     return 1
 }
 
+# What merges the counts of instrumented binaries: of the same LLVM as the agent's Rust, or else the linker's.
+llvm_profdata() {
+    local host dir
+    host=$(.ci/rust rustc -vV | sed -n 's/^host: //p')
+    for dir in "$(.ci/rust rustc --print sysroot)/lib/rustlib/$host/bin" "/usr/lib/llvm-$llvm/bin"; do
+        if [[ -x $dir/llvm-profdata ]]; then
+            echo "$dir/llvm-profdata"
+            return
+        fi
+    done
+    return 1
+}
+
 # The nightly has the sources of `core`, and an LLVM that the linker can read.
 nightly_works() {
     local sysroot version

@@ -54,7 +54,7 @@ pub(crate) async fn measure(
 ) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for body in BODIES {
-        let bench = Bench::start(cores, job, Answers::Whole(body))?;
+        let bench = Bench::start(cores, job, job.kinds(), Answers::Whole(body))?;
         for connections in CONNECTIONS {
             let mut rounds = Vec::new();
             for round in 0..plan.rounds {

@@ -146,16 +146,20 @@ pub(crate) fn request(body: usize, stream: bool) -> Vec<u8> {
          content-type: application/json\r\ncontent-length: {body}\r\n\r\n"
     )
     .into_bytes();
-    // No shorter than the frame of a prompt.
+    request.extend(self::body(body, stream));
+    request
+}
+
+/// The body of such a request, bytes: no shorter than the frame of a prompt.
+pub(crate) fn body(length: usize, stream: bool) -> Vec<u8> {
     let before = if stream {
         r#"{"model":"bench","stream":true,"max_tokens":100000,"prompt":""#
     } else {
         r#"{"model":"bench","max_tokens":16,"prompt":""#
     };
     let after = "\"}";
-    let prompt = body.saturating_sub(before.len() + after.len());
-    request.extend([before, &"x".repeat(prompt), after].concat().into_bytes());
-    request
+    let prompt = length.saturating_sub(before.len() + after.len());
+    [before, &"x".repeat(prompt), after].concat().into_bytes()
 }
 
 /// Reads one answer; anything but a 200 with the body that the engine sends is an error.

@@ -8,6 +8,7 @@ mod connect;
 mod cpu;
 mod events;
 mod extproc;
+mod gateway;
 mod http;
 mod kernel;
 mod load;
@@ -17,6 +18,7 @@ mod report;
 mod routers;
 mod server;
 mod stream;
+mod train;
 
 use std::{path::Path, process::ExitCode, time::Duration};
 
@@ -57,6 +59,9 @@ struct Arguments {
     /// Measure only this part
     #[arg(long, value_enum)]
     only: Option<Part>,
+    /// Serve every kind of load for that time each, alone, and report nothing: what deploy/profile learns from
+    #[arg(long, conflicts_with = "only")]
+    train: bool,
     /// Write the report into docs/benchmarks.md too
     #[arg(long)]
     write: bool,
@@ -119,6 +124,9 @@ fn run(arguments: &Arguments) -> Result<()> {
     let (plan, cores) = (arguments.plan(), Cores::find()?);
     cores.take_load_core()?;
     let progress = |what: &str| eprintln!("bench: {what}");
+    if arguments.train {
+        return LocalSet::new().block_on(&runtime, train::run(&plan, cores, progress));
+    }
     let mut http = Vec::new();
     if arguments.wants(Part::Http) {
         http = LocalSet::new().block_on(&runtime, http::measure(&plan, cores, Job::Role, progress))?;

@@ -16,7 +16,10 @@ use revgate::extproc::proto::envoy::{
         body_mutation::Mutation, processing_request::Request as Asked, processing_response::Response as Said,
     },
 };
-use tokio::net::{TcpListener, TcpStream};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    signal::unix::{SignalKind, signal},
+};
 use tonic::{
     Status, Streaming,
     codec::{BufferSettings, EncodeBody, SingleMessageCompressionOverride},
@@ -25,13 +28,20 @@ use tonic_prost::{ProstDecoder, ProstEncoder};
 
 use crate::Result;
 
-/// Serves until it is killed.
+/// Serves until it is asked to end.
 pub(crate) async fn run(listen: SocketAddr, destination: &'static str) -> Result<()> {
     let listener = TcpListener::bind(listen).await?;
+    // Not killed: an instrumented one writes its profile at its end.
+    let mut asked = signal(SignalKind::terminate())?;
     loop {
-        let (stream, _) = listener.accept().await?;
-        stream.set_nodelay(true)?;
-        tokio::task::spawn_local(serve(stream, destination));
+        tokio::select! {
+            accepted = listener.accept() => {
+                let (stream, _) = accepted?;
+                stream.set_nodelay(true)?;
+                tokio::task::spawn_local(serve(stream, destination));
+            }
+            _ = asked.recv() => return Ok(()),
+        }
     }
 }
 
@@ -95,7 +105,7 @@ fn on(HttpBody { body, end_of_stream }: HttpBody) -> BodyResponse {
 
 /// Runs streams on the one thread that there is.
 #[derive(Clone, Copy)]
-struct Local;
+pub(crate) struct Local;
 
 impl<F: Future<Output = ()> + 'static> hyper::rt::Executor<F> for Local {
     fn execute(&self, future: F) {

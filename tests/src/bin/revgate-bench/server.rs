@@ -183,8 +183,8 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// Starts the engines and the proxies. One that is not installed is left out, and that is said.
-    pub(crate) fn start(cores: Cores, job: Job, answers: Answers) -> Result<Self> {
+    /// Starts the engines and proxies of these kinds. One that is not installed is left out, and that is said.
+    pub(crate) fn start(cores: Cores, job: Job, kinds: &[Kind], answers: Answers) -> Result<Self> {
         let files = TempDir::new()?;
         let port = free(Ipv4Addr::new(127, 0, 8, 1))?.port();
         let engines = start_engines(cores, port, answers)?;
@@ -194,7 +194,7 @@ impl Bench {
 
         let task = if job == Job::Pair { "pair: {}" } else { "role: decode" };
         let mut proxies = Vec::new();
-        for kind in job.kinds().iter().copied().filter(|kind| *kind != Kind::Direct) {
+        for kind in kinds.iter().copied().filter(|kind| *kind != Kind::Direct) {
             let listen = free(Ipv4Addr::LOCALHOST)?;
             let started = match kind {
                 Kind::VllmRouter | Kind::Smg => routers::start(kind, cores.proxy, listen, port),

@@ -50,7 +50,7 @@ pub(crate) async fn measure(
     progress: impl Fn(&str),
 ) -> Result<Vec<Row>> {
     allow_files()?;
-    let bench = Bench::start(cores, job, Answers::Events)?;
+    let bench = Bench::start(cores, job, job.kinds(), Answers::Events)?;
     let mut rows = Vec::new();
     for streams in STREAMS {
         let mut rounds = Vec::new();
@@ -77,7 +77,12 @@ fn allow_files() -> Result<()> {
 }
 
 /// Opens streams, and times their events for a while.
-async fn watch(plan: &Plan, target: SocketAddr, pid: Option<u32>, streams: usize) -> Result<Sample> {
+pub(crate) async fn watch(
+    plan: &Plan,
+    target: SocketAddr,
+    pid: Option<u32>,
+    streams: usize,
+) -> Result<Sample> {
     let (mut opening, mut open) = (JoinSet::new(), Vec::new());
     for _ in 0..streams {
         if opening.len() == AT_ONCE {
