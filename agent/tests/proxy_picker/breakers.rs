@@ -179,3 +179,20 @@ async fn h7_a_prefill_endpoint_is_probed_by_a_request_that_it_works_on_and_the_a
     call.answered(200, Some(at(3))).await;
     assert!(is_open(&endpoints).is_empty());
 }
+
+#[tokio::test]
+async fn h7_a_request_that_finds_no_decode_endpoint_gives_the_probe_of_its_prefill_back() {
+    let endpoints = four();
+    let rig = rig(pairs(), &endpoints);
+    let mut gateway = Gateway::of(&rig).await;
+    probe_is_due(&endpoints[0]);
+    endpoints[2].vitals.failed(0, Breaker { failures: 1, open: 10 * PATIENCE });
+    let mut first = request("POST", CHAT, &[], false);
+    first.metadata_context = Some(subset(&[at(1), at(3)]));
+    let mut call = gateway.ask(first).await;
+    call.body(&br#"{"model": "m"}"#[..], true);
+    Picked::of(call.next().await).is_refused(503, "breakers-open");
+    // A probe that is claimed is followed by the next one after the test's whole patience.
+    let later = u64::try_from(PATIENCE.as_millis()).unwrap();
+    assert_eq!(endpoints[0].vitals.admission(later), Admission::ProbeDue);
+}

@@ -120,9 +120,9 @@ impl Conversation {
         } else {
             // How revisions share the traffic is not for a client's selectors to change.
             let wants = if gated { self.subset.as_slice() } else { &wants[..] };
-            let fitting = |revision: &str| match (&prefills, decodes.fitting(revision, wants)) {
-                (Some(prefills), 1..) => prefills.fitting(revision, wants),
-                (_, decodes) => decodes,
+            let fitting = |revision: &str| match &prefills {
+                Some(prefills) => pick::fitting(prefills, &decodes, revision, wants),
+                None => decodes.fitting(revision, wants),
             };
             decodes.revision_among(ask, worker.draw(), fitting)?
         };
