@@ -52,9 +52,11 @@ bench-pair: ## Measure pair listeners beside vllm-router and smg from PyPI
 check: ## Format, clippy, documentation, licences
 	@.ci/setup check
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --manifest-path tests/fuzz/Cargo.toml --check
 	$(CARGO) clippy --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps
 	$(CARGO) deny check --hide-inclusion-graph bans licenses sources
+	$(CARGO) deny --locked --manifest-path tests/fuzz/Cargo.toml check --hide-inclusion-graph bans licenses sources
 
 build: ## Build the revgate binary
 	@.ci/setup ebpf

@@ -13,6 +13,7 @@
 
 mod accept;
 mod access;
+mod alarms;
 mod attempts;
 mod beat;
 mod choose;

@@ -20,7 +20,8 @@ pub(super) struct Access {
 
 #[derive(Debug)]
 struct Outcome {
-    status: StatusCode,
+    /// `None`: nobody told.
+    status: Option<StatusCode>,
     revision: Arc<str>,
     endpoint: Option<SocketAddr>,
     prefill: Option<SocketAddr>,
@@ -37,20 +38,20 @@ impl Access {
     /// An endpoint answers, after the prefill of another where there are two legs.
     pub(super) fn served(
         &mut self,
-        status: StatusCode,
+        status: impl Into<Option<StatusCode>>,
         revision: &Arc<str>,
         endpoint: SocketAddr,
         prefill: Option<SocketAddr>,
     ) {
-        self.answered(status, Arc::clone(revision), Some(endpoint), "");
+        self.answered(status.into(), Arc::clone(revision), Some(endpoint), "");
         if let Some(outcome) = &mut self.outcome {
             outcome.prefill = prefill;
         }
     }
 
     /// No endpoint does.
-    pub(super) fn refused(&mut self, status: StatusCode, reason: &'static str) {
-        self.answered(status, "".into(), None, reason);
+    pub(super) fn refused(&mut self, status: impl Into<Option<StatusCode>>, reason: &'static str) {
+        self.answered(status.into(), "".into(), None, reason);
     }
 
     /// The endpoint broke off in the body.
@@ -60,7 +61,7 @@ impl Access {
 
     fn answered(
         &mut self,
-        status: StatusCode,
+        status: Option<StatusCode>,
         revision: Arc<str>,
         endpoint: Option<SocketAddr>,
         reason: &'static str,
@@ -80,7 +81,7 @@ impl Drop for Access {
                 listener,
                 %method,
                 path,
-                status = status.as_u16(),
+                status = status.map(|status| status.as_u16()),
                 %revision,
                 endpoint = endpoint.map(tracing::field::display),
                 prefill = prefill.map(tracing::field::display),

@@ -25,7 +25,7 @@ use hyper::{
     server::conn::{http1, http2},
     service::{Service, service_fn},
 };
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -277,7 +277,7 @@ async fn speak<S, A, B>(
             client.multiplexed.set(true);
             let mut builder = http2::Builder::new(Local);
             builder
-                .timer(TokioTimer::new())
+                .timer(listener.worker.alarms.clone())
                 .max_header_list_size(u32::try_from(http.max_head).unwrap_or(u32::MAX));
             if listener.picker.is_some() {
                 picker::configure(&mut builder, &http);

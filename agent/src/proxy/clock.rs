@@ -24,6 +24,17 @@ impl Clock {
         self.micros() / 1000 + 1
     }
 
+    /// The moment of a time in milliseconds.
+    pub(super) fn moment(self, millis: u64) -> Instant {
+        self.start + Duration::from_millis(millis.saturating_sub(1))
+    }
+
+    /// A moment in milliseconds, never too early.
+    pub(super) fn at(self, moment: Instant) -> u64 {
+        let since = moment.saturating_duration_since(self.start).as_nanos();
+        u64::try_from(since.div_ceil(1_000_000)).unwrap_or(u64::MAX).saturating_add(1)
+    }
+
     /// Microseconds.
     pub(super) fn micros(self) -> u64 {
         u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
@@ -49,5 +60,20 @@ impl Ticker {
     /// Moves it on.
     pub(super) fn set(&self, now: u64) {
         self.0.set(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_that_of_its_moment_and_no_moment_is_before_its_time() {
+        let clock = Clock::start();
+        for millis in [1, 2, 500, u64::from(u32::MAX)] {
+            assert_eq!(clock.at(clock.moment(millis)), millis);
+            assert_eq!(clock.at(clock.moment(millis) + Duration::from_nanos(1)), millis + 1);
+        }
+        assert_eq!(clock.at(clock.moment(1).checked_sub(Duration::from_millis(1)).unwrap()), 1);
     }
 }

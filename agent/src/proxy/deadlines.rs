@@ -6,8 +6,9 @@
 
 use std::{
     cell::RefCell,
+    future::poll_fn,
     rc::Rc,
-    task::{Context, Waker},
+    task::{Context, Poll, Waker},
 };
 
 /// The deadlines of one worker's requests.
@@ -34,6 +35,19 @@ impl Deadlines {
             *place = Some((at, waker));
         }
         Deadline { of: Rc::clone(&self.entries), index, at }
+    }
+
+    /// The next sweep, unless something else wakes the task before it.
+    pub(super) async fn swept(&self) {
+        let mut deadline = None;
+        poll_fn(|cx| {
+            if deadline.is_some() {
+                return Poll::Ready(());
+            }
+            deadline = Some(self.set(0, cx.waker().clone()));
+            Poll::Pending
+        })
+        .await;
     }
 
     /// Wakes whose deadline has come.
@@ -98,7 +112,10 @@ impl Drop for Deadline {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, atomic::Ordering::SeqCst};
+    use std::{
+        pin::pin,
+        sync::{Arc, atomic::Ordering::SeqCst},
+    };
 
     use super::*;
     use crate::proxy::wakes::tests::Count;
@@ -120,6 +137,20 @@ mod tests {
         deadlines.sweep(140);
         assert_eq!(count.0.load(SeqCst), 2, "and is not woken at the former one");
         assert!(silence.lasts(20, 140, &deadlines, &cx));
+    }
+
+    #[test]
+    fn whoever_waits_for_a_sweep_has_the_next_one() {
+        let (deadlines, count) = (Deadlines::default(), Arc::new(Count::default()));
+        let waker = Waker::from(Arc::clone(&count));
+        let mut cx = Context::from_waker(&waker);
+        let mut swept = pin!(deadlines.swept());
+        assert!(swept.as_mut().poll(&mut cx).is_pending());
+        deadlines.sweep(1);
+        assert_eq!(count.0.load(SeqCst), 1);
+        assert!(swept.as_mut().poll(&mut cx).is_ready());
+        deadlines.sweep(2);
+        assert_eq!(count.0.load(SeqCst), 1, "it waits no more");
     }
 
     #[test]

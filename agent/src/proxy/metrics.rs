@@ -137,7 +137,7 @@ impl Metrics {
                 self.requests.get_or_create_owned(&RequestLabels {
                     listener: name.to_owned(),
                     revision: String::new(),
-                    code: class(reason.status()).1,
+                    code: class(Some(reason.status())).1,
                     reason: reason.word(),
                 })
             }),
@@ -182,7 +182,7 @@ impl Metrics {
             self.requests.remove(&RequestLabels {
                 listener: name.to_owned(),
                 revision: String::new(),
-                code: class(reason.status()).1,
+                code: class(Some(reason.status())).1,
                 reason: reason.word(),
             });
         }
@@ -271,7 +271,7 @@ impl ListenerMetrics {
     }
 
     /// Counts a response that no endpoint made which is known, nor this agent.
-    pub(super) fn foreign(&self, status: StatusCode) {
+    pub(super) fn foreign(&self, status: impl Into<Option<StatusCode>>) {
         self.revision(&"".into()).served(status);
     }
 
@@ -324,8 +324,8 @@ pub(super) struct RevisionMetrics {
 
 impl RevisionMetrics {
     /// Counts a response from an endpoint.
-    pub(super) fn served(&self, status: StatusCode) {
-        let (index, code) = class(status);
+    pub(super) fn served(&self, status: impl Into<Option<StatusCode>>) {
+        let (index, code) = class(status.into());
         let Some(counter) = self.classes.get(index).filter(|_| !self.gone.get()) else { return };
         if let Some(counter) = counter.get() {
             counter.inc();
@@ -343,16 +343,17 @@ impl RevisionMetrics {
     }
 }
 
-const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "unknown"];
 
 /// A status's class, as an index and a word.
-const fn class(status: StatusCode) -> (usize, &'static str) {
-    match status.as_u16() {
-        ..200 => (0, "1xx"),
-        200..300 => (1, "2xx"),
-        300..400 => (2, "3xx"),
-        400..500 => (3, "4xx"),
-        500.. => (4, "5xx"),
+fn class(status: Option<StatusCode>) -> (usize, &'static str) {
+    match status.map(|status| status.as_u16()) {
+        Some(..200) => (0, "1xx"),
+        Some(200..300) => (1, "2xx"),
+        Some(300..400) => (2, "3xx"),
+        Some(400..500) => (3, "4xx"),
+        Some(500..) => (4, "5xx"),
+        None => (5, "unknown"),
     }
 }
 

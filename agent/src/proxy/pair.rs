@@ -196,12 +196,26 @@ impl<'a> Legs<'a> {
         // Both replies are read here.
         head.headers.remove(ACCEPT_ENCODING);
 
-        let prefill = match &named {
-            Some(named) => prefills.named(revision.as_deref(), named).ok_or(ProxyError::TargetNotAllowed)?,
-            None => pick::first(&mut prefills, revision.as_deref(), &wants, Rules::of(worker, http))?,
-        };
-        let (decode, wants) =
-            pick::beside(&prefill, &mut decodes, wants, &selectors, Rules::of(worker, http))?;
+        let rules = || Rules::of(worker, http);
+        let both =
+            |prefills: &mut RoleTable, decodes: &mut RoleTable, revision: Option<&str>, wants: Vec<Want>| {
+                let prefill = match &named {
+                    Some(named) => prefills.named(revision, named).ok_or(ProxyError::TargetNotAllowed)?,
+                    None => pick::first(prefills, revision, &wants, rules())?,
+                };
+                let (decode, wants) = pick::beside(&prefill, decodes, wants, &selectors, rules())?;
+                Ok::<_, ProxyError>((prefill, decode, wants))
+            };
+        let (prefill, decode, wants) =
+            match both(&mut prefills, &mut decodes, revision.as_deref(), wants.clone()) {
+                // Where nothing gates, the prefill drawn may be of a revision that has no decode.
+                Err(refused) if revision.is_none() && named.is_none() => {
+                    let fitting = |revision: &str| pick::fitting(&prefills, &decodes, revision, &wants);
+                    let other = decodes.revision_among(Ask::Any, worker.draw(), fitting)?.ok_or(refused)?;
+                    both(&mut prefills, &mut decodes, Some(&other), wants)?
+                }
+                chosen => chosen?,
+            };
         drop((prefills, decodes));
         let revision = Arc::clone(&prefill.target.endpoint.revision);
         Ok(Self {

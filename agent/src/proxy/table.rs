@@ -11,7 +11,7 @@ use http::HeaderName;
 use revgate_common::pick;
 
 use super::{
-    choose::{Candidates, Rules, Unavailable, Want},
+    choose::{Candidates, Probes, Rules, Unavailable, Want},
     error::ProxyError,
     metrics::ListenerMetrics,
     target::{PoolLimits, Target},
@@ -39,6 +39,17 @@ pub(super) struct Chosen {
     pub(super) slot: u16,
     /// The epoch of the slot.
     pub(super) epoch: u32,
+    /// It rests, and the request has claimed its probe.
+    probe: bool,
+}
+
+impl Chosen {
+    /// Nothing is asked of it after all: what was claimed by these rules is for another request.
+    pub(super) fn give_back(&self, rules: Rules) {
+        if self.probe {
+            self.target.endpoint.vitals.unclaim_probe(rules.now, rules.breaker);
+        }
+    }
 }
 
 /// Endpoints of one revision, or of all where nothing gates.
@@ -263,13 +274,14 @@ impl RoleTable {
             Err(Unavailable::NoneMatches) => return Err(ProxyError::NoMatchingEndpoint { role: role() }),
             Err(Unavailable::BreakersOpen) => return Err(ProxyError::BreakersOpen { role: role() }),
         };
-        Ok(self.chosen(&endpoint))
+        let probe = rules.probes == Probes::Claim && endpoint.vitals.is_open();
+        Ok(self.chosen(&endpoint).map(|chosen| Chosen { probe, ..chosen }))
     }
 
     fn chosen(&mut self, endpoint: &Arc<Endpoint>) -> Option<Chosen> {
         let revision = self.view()?.revision(&endpoint.revision);
         let (slot, epoch) = revision.map_or((0, 0), |revision| (revision.slot, revision.epoch));
-        self.target(endpoint).map(|target| Chosen { target, slot, epoch })
+        self.target(endpoint).map(|target| Chosen { target, slot, epoch, probe: false })
     }
 
     /// The first of these addresses that is an endpoint of the revision (of any, with `None`).

@@ -19,6 +19,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::{
     accept::{self, Opened},
+    alarms::Alarms,
     beat::Beat,
     client::Client,
     clock::{Clock, Ticker, millis},
@@ -75,6 +76,8 @@ pub(super) struct Worker {
     pub(super) ticker: Ticker,
     /// Of its requests.
     pub(super) deadlines: Deadlines,
+    /// Of its HTTP/2 connections.
+    pub(super) alarms: Alarms,
     http: RefCell<Rc<HttpConfig>>,
     breaker: Cell<Breaker>,
     pool: Cell<PoolLimits>,
@@ -87,9 +90,10 @@ pub(super) struct Worker {
 
 impl Worker {
     fn new(shared: Arc<Shared>, pinner: Pinner, http: &HttpConfig, seed: u64) -> Self {
-        let ticker = Ticker::default();
-        ticker.set(shared.clock.millis());
+        let (ticker, now) = (Ticker::default(), shared.clock.millis());
+        ticker.set(now);
         Self {
+            alarms: Alarms::new(shared.clock, now),
             shared,
             pinner,
             ticker,
@@ -150,6 +154,7 @@ impl Worker {
         let now = self.shared.clock.millis();
         self.ticker.set(now);
         self.deadlines.sweep(now);
+        self.alarms.sweep(now);
         let http = self.http();
         for client in self.clients.borrow().values() {
             client.check(now, &http);

@@ -70,6 +70,12 @@ impl Vitals {
             && self.retry_at.compare_exchange(at, next_probe(now, breaker), Relaxed, Relaxed).is_ok()
     }
 
+    /// Gives back the probe that was claimed at `now`, for another request to be it: nothing was asked of the endpoint.
+    /// Does nothing if more has happened to it since.
+    pub fn unclaim_probe(&self, now: u64, breaker: Breaker) {
+        let _ = self.retry_at.compare_exchange(next_probe(now, breaker), now.max(1), Relaxed, Relaxed);
+    }
+
     /// The endpoint answered a request with a status below 500.
     pub fn answered(&self) {
         // Almost always closed already: a plain load keeps the cache line shared between workers.
@@ -148,6 +154,20 @@ mod tests {
         assert!(!vitals.claim_probe(100, BREAKER));
         assert_eq!(vitals.admission(199), Admission::Open);
         assert!(vitals.claim_probe(200, BREAKER));
+    }
+
+    #[test]
+    fn a_probe_that_is_given_back_is_due_at_once_unless_something_came_between() {
+        let vitals = opened();
+        assert!(vitals.claim_probe(100, BREAKER));
+        vitals.unclaim_probe(100, BREAKER);
+        assert!(vitals.claim_probe(100, BREAKER));
+        vitals.failed(150, BREAKER);
+        vitals.unclaim_probe(100, BREAKER);
+        assert_eq!(vitals.admission(249), Admission::Open);
+        vitals.answered();
+        vitals.unclaim_probe(100, BREAKER);
+        assert_eq!(vitals.admission(250), Admission::Closed);
     }
 
     #[test]

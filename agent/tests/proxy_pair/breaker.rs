@@ -8,11 +8,14 @@ use std::{
     time::Duration,
 };
 
-use revgate::config::{ConnectorKind, HttpConfig, PairConfig};
+use revgate::{
+    config::{ConnectorKind, HttpConfig, PairConfig},
+    snapshot::{Breaker, vitals::Admission},
+};
 use serde_json::json;
 
 use crate::{
-    base::http,
+    base::{PATIENCE, http},
     support::{Engine, Rig, answer, ask, endpoint, nixlv2, of, prefilled},
 };
 
@@ -80,4 +83,19 @@ async fn h7_not_now_and_a_broken_reply_count_as_failures_of_the_prefill_alone() 
     assert_eq!(rig.chat(ask()).await.status, 503);
     rig.chat(ask()).await.is_refusal(503, "breakers-open");
     assert_eq!(endpoints.each_ref().map(|endpoint| endpoint.vitals.is_open()), [true, false]);
+}
+
+#[tokio::test]
+async fn h7_a_request_that_finds_no_decode_gives_the_probe_of_its_prefill_back() {
+    let (prefill, decode) = (Engine::prefills(0).await, Engine::decodes().await);
+    let endpoints = [endpoint("a", 0, prefill.address()), endpoint("a", 1, decode.address())];
+    let rig = Rig::with(HttpConfig { breaker_open: PATIENCE, ..http() }, nixlv2(), &endpoints);
+    let rests = |open| Breaker { failures: 1, open };
+    endpoints[0].vitals.failed(0, rests(Duration::from_millis(1)));
+    endpoints[1].vitals.failed(0, rests(10 * PATIENCE));
+    rig.chat(ask()).await.is_refusal(503, "breakers-open");
+    assert_eq!(prefill.connections(), 0);
+    // A probe that is claimed is followed by the next one after the test's whole patience.
+    let later = u64::try_from(PATIENCE.as_millis()).unwrap();
+    assert_eq!(endpoints[0].vitals.admission(later), Admission::ProbeDue);
 }

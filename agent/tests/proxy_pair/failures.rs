@@ -1,6 +1,7 @@
 //! What becomes of a request when a leg fails (H6, H9, H11).
 
 use std::{
+    net::SocketAddr,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicUsize, Ordering::SeqCst},
@@ -9,14 +10,17 @@ use std::{
 };
 
 use revgate::{
-    config::{ConnectorKind, HttpConfig, PairConfig},
+    config::{ConnectorKind, HttpConfig, PairConfig, Serves},
     snapshot::owner::Published,
 };
 use serde_json::json;
 
 use crate::{
     base::{http, nobody, until},
-    support::{CHAT, Engine, Rig, answer, ask, endpoint, nixlv2, of, post, prefilled, revision, snapshot},
+    support::{
+        CHAT, Engine, Rig, answer, ask, config, endpoint, nixlv2, of, post, prefilled, revision, snapshot,
+        ungated,
+    },
 };
 
 /// A prefill engine that says these, one after the other, and then the last one for ever.
@@ -77,6 +81,24 @@ async fn h6_another_prefill_of_the_revision_is_tried_before_the_same_one() {
     }
     assert_eq!((free.calls(), foreign.connections()), (20, 0));
     assert!(busy.calls() < 20);
+}
+
+#[tokio::test]
+async fn g4_where_nothing_gates_both_legs_go_to_a_revision_that_has_both_endpoints() {
+    let (lone, prefill, decode) = (script(&[200]).await, script(&[200]).await, Engine::decodes().await);
+    let mut endpoints = vec![endpoint("b", 0, prefill.address()), endpoint("b", 1, decode.address())];
+    // Where they are is of no account: they get nothing.
+    endpoints.extend([1, 2, 3].map(|last| endpoint("a", 0, SocketAddr::from(([127, 9, 9, last], 9)))));
+    endpoints.push(endpoint("c", 0, lone.address()));
+    let rig = Rig::over(&config(http(), &[Serves::Pair(nixlv2())]), ungated(&endpoints));
+    for _ in 0..20 {
+        let reply = rig.chat(ask()).await;
+        assert_eq!((reply.status.as_u16(), revision(&reply)), (200, "b"));
+    }
+    assert_eq!((prefill.calls(), decode.calls(), lone.connections()), (20, 20, 0));
+    let halves = [endpoint("a", 0, prefill.address()), endpoint("b", 1, decode.address())];
+    rig.published.store(Arc::new(ungated(&halves)));
+    rig.chat(ask()).await.is_refusal(503, "no-endpoint");
 }
 
 #[tokio::test]

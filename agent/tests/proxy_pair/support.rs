@@ -216,6 +216,19 @@ pub(crate) fn snapshot(endpoints: &[Arc<Endpoint>], selectors: &[HeaderSelector]
     snapshot
 }
 
+/// The same where nothing gates.
+pub(crate) fn ungated(endpoints: &[Arc<Endpoint>]) -> Snapshot {
+    let mut snapshot = snapshot(endpoints, &[]);
+    let mut census = Census::new(2);
+    for endpoint in endpoints {
+        census.count(&endpoint.revision, endpoint.role, 1);
+    }
+    let set = &mut snapshot.sets[0];
+    set.mode = GatingMode::Disabled;
+    set.distribution = Distribution::of(&census, Gating { mode: GatingMode::Disabled, required: 2 });
+    snapshot
+}
+
 /// A configuration of these listeners on two roles.
 pub(crate) fn config(http: HttpConfig, listeners: &[Serves]) -> Config {
     let mut config = base::config(http);

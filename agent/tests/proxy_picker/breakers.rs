@@ -13,7 +13,7 @@ use revgate::{
 
 use crate::{
     base::{PATIENCE, http},
-    gateway::{Call, Gateway, Picked, attributes, bodies, pairs, request, subset},
+    gateway::{Call, Gateway, Picked, REVISION, attributes, bodies, pairs, request, served, subset, value},
     pick::at,
     support::{CHAT, Rig, config, endpoint, snapshot},
 };
@@ -178,4 +178,44 @@ async fn h7_a_prefill_endpoint_is_probed_by_a_request_that_it_works_on_and_the_a
     between(&mut gateway, "/tokenize", [1, 3]).await;
     call.answered(200, Some(at(3))).await;
     assert!(is_open(&endpoints).is_empty());
+}
+
+#[tokio::test]
+async fn h7_a_request_that_finds_no_decode_endpoint_gives_the_probe_of_its_prefill_back() {
+    let endpoints = four();
+    let rig = rig(pairs(), &endpoints);
+    let mut gateway = Gateway::of(&rig).await;
+    probe_is_due(&endpoints[0]);
+    endpoints[2].vitals.failed(0, Breaker { failures: 1, open: 10 * PATIENCE });
+    let mut first = request("POST", CHAT, &[], false);
+    first.metadata_context = Some(subset(&[at(1), at(3)]));
+    let mut call = gateway.ask(first).await;
+    call.body(&br#"{"model": "m"}"#[..], true);
+    Picked::of(call.next().await).is_refused(503, "breakers-open");
+    // A probe that is claimed is followed by the next one after the test's whole patience.
+    let later = u64::try_from(PATIENCE.as_millis()).unwrap();
+    assert_eq!(endpoints[0].vitals.admission(later), Admission::ProbeDue);
+}
+
+#[tokio::test]
+async fn h7_a_response_whose_status_is_not_shown_is_nobodys_success_and_nobodys_failure() {
+    let endpoints = four();
+    let rig = rig(pairs(), &endpoints);
+    let mut gateway = Gateway::of(&rig).await;
+    for _ in 0..2 {
+        between(&mut gateway, CHAT, [1, 3]).await.answered(500, Some(at(3))).await;
+    }
+    for _ in 0..3 {
+        let mut call = between(&mut gateway, CHAT, [1, 3]).await;
+        let stamped = call.showed(&[], true, served(&at(3).to_string())).await;
+        assert_eq!(value(&stamped, REVISION).as_deref(), Some("a"), "who served is known");
+        let mut call = between(&mut gateway, CHAT, [1, 3]).await;
+        let stamped = call.showed(&[], true, ProcessingRequest::default()).await;
+        assert_eq!(value(&stamped, REVISION), None, "it may be the gateway's own");
+    }
+    assert!(is_open(&endpoints).is_empty());
+    let line = r#"proxy_requests_total{listener="pair",revision="a",code="unknown",reason=""}"#;
+    assert_eq!(rig.metric(line), 6);
+    between(&mut gateway, CHAT, [1, 3]).await.answered(500, Some(at(3))).await;
+    assert_eq!(is_open(&endpoints), [at(1), at(3)], "three in a row");
 }

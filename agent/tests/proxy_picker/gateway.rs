@@ -171,7 +171,17 @@ impl Call {
         end_of_stream: bool,
         besides: ProcessingRequest,
     ) -> HeaderMutation {
-        let headers = Some(self::headers(&[(":status", &status.to_string())]));
+        self.showed(&[(":status", &status.to_string())], end_of_stream, besides).await
+    }
+
+    /// A response with these headers, and no others.
+    pub(crate) async fn showed(
+        &mut self,
+        lines: &[(&str, &str)],
+        end_of_stream: bool,
+        besides: ProcessingRequest,
+    ) -> HeaderMutation {
+        let headers = Some(self::headers(lines));
         self.say_with(Asked::ResponseHeaders(HttpHeaders { headers, end_of_stream }), besides);
         let reply = self.next().await;
         let Some(Said::ResponseHeaders(reply)) = reply.response else { panic!("{reply:?}") };

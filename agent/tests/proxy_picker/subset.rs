@@ -2,17 +2,13 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use revgate::{
-    config::{GatingMode, PickerConfig, Serves, Trust},
-    gating::{Census, Distribution, Gating},
-    snapshot::{Endpoint, Snapshot},
-};
+use revgate::config::{PickerConfig, Serves, Trust};
 
 use crate::{
     base::http,
     gateway::{Gateway, Picked, REVISION, pairs, request, rig, subset},
     pick::{at, revision_of, two},
-    support::{Rig, config, endpoint, snapshot},
+    support::{Rig, config, endpoint, ungated},
 };
 
 async fn within(gateway: &mut Gateway, addresses: &[u8], headers: &[(&str, &str)]) -> Picked {
@@ -58,19 +54,6 @@ async fn e3_nobody_in_the_subset_is_503() {
     // A revision that is named is not exchanged for one that would do.
     let named = [(REVISION, "b")];
     within(&mut gateway, &[1, 2], &named).await.is_refused(503, "outside-subset");
-}
-
-/// Nothing gates.
-fn ungated(endpoints: &[Arc<Endpoint>]) -> Snapshot {
-    let mut snapshot = snapshot(endpoints, &[]);
-    let mut census = Census::new(2);
-    for endpoint in endpoints {
-        census.count(&endpoint.revision, endpoint.role, 1);
-    }
-    let set = &mut snapshot.sets[0];
-    set.mode = GatingMode::Disabled;
-    set.distribution = Distribution::of(&census, Gating { mode: GatingMode::Disabled, required: 2 });
-    snapshot
 }
 
 #[tokio::test]

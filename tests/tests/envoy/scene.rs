@@ -242,5 +242,8 @@ async fn claim(fleet: &Fleet) -> (u8, Engine) {
             Err(error) => panic!("{error}"),
         }
     }
-    panic!("every network of 127.61.0.0/16 is taken")
+    panic!(
+        "port {PORT} is taken in every network of 127.61.0.0/16, as it is where something listens on 0.0.0.0:{PORT} \
+         or [::]:{PORT}: `ss -ltnp sport = :{PORT}` names it; end it for the time of these tests"
+    )
 }

@@ -23,8 +23,18 @@ pub(in crate::proxy) fn first(
     table.choose(revision, &[], wants, rules)?.ok_or(ProxyError::NoEndpoint { role })
 }
 
+/// How many prefill endpoints of a revision are what is wanted, if it has such a decode endpoint.
+pub(in crate::proxy) fn fitting(
+    prefills: &RoleTable,
+    decodes: &RoleTable,
+    revision: &str,
+    wants: &[Want],
+) -> usize {
+    if decodes.fitting(revision, wants) == 0 { 0 } else { prefills.fitting(revision, wants) }
+}
+
 /// A decode endpoint of the prefill's revision, and what was asked of it. The KV cache goes from one to the other:
-/// what is preferred is preferred to be the same.
+/// what is preferred is preferred to be the same. Where there is none, nothing is asked of the prefill either.
 pub(in crate::proxy) fn beside(
     prefill: &Chosen,
     decodes: &mut RoleTable,
@@ -40,6 +50,7 @@ pub(in crate::proxy) fn beside(
             wants.push(Want::Label { label, value, mode: SelectorMode::Prefer });
         }
     }
-    let decode = first(decodes, Some(&endpoint.revision), &wants, rules)?;
+    let decode =
+        first(decodes, Some(&endpoint.revision), &wants, rules).inspect_err(|_| prefill.give_back(rules))?;
     Ok((decode, wants))
 }

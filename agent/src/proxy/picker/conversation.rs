@@ -95,7 +95,7 @@ impl Conversation {
         self.wishes = Wishes::of(head, revision, selectors, self.trusted, pairs)?;
         self.subset = subset.map(Want::one_of);
         self.legs = pairs && has_legs(head);
-        table.admits(self.wishes.ask(revision)?)
+        table.admits(self.wishes.ask()?)
     }
 
     /// Where the request goes that has begun.
@@ -110,9 +110,9 @@ impl Conversation {
         if let Some(prefills) = &mut prefills {
             prefills.refresh(&worker.shared.published);
         }
-        let Some((header, selectors)) = decodes.headers() else { return Err(ProxyError::NotSynced) };
-        let (ask, selectors) = (self.wishes.ask(header)?, Arc::clone(selectors));
-        let mut wants = self.wishes.wants(&selectors)?;
+        let Some((_, selectors)) = decodes.headers() else { return Err(ProxyError::NotSynced) };
+        let (ask, selectors) = (self.wishes.ask()?, Arc::clone(selectors));
+        let mut wants = self.wishes.wants()?;
         wants.extend(self.subset.clone());
         let gated = decodes.is_gated();
         let revision = if self.subset.is_none() && (gated || prefills.is_none()) {
@@ -120,9 +120,9 @@ impl Conversation {
         } else {
             // How revisions share the traffic is not for a client's selectors to change.
             let wants = if gated { self.subset.as_slice() } else { &wants[..] };
-            let fitting = |revision: &str| match (&prefills, decodes.fitting(revision, wants)) {
-                (Some(prefills), 1..) => prefills.fitting(revision, wants),
-                (_, decodes) => decodes,
+            let fitting = |revision: &str| match &prefills {
+                Some(prefills) => pick::fitting(prefills, &decodes, revision, wants),
+                None => decodes.fitting(revision, wants),
             };
             decodes.revision_among(ask, worker.draw(), fitting)?
         };

@@ -1,10 +1,9 @@
 //! The gRPC health protocol (E6): whether the agent lives, and whether it can pick.
 
-use std::{pin::Pin, rc::Rc, sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{pin::Pin, rc::Rc, sync::atomic::Ordering::Relaxed};
 
 use futures_util::{Stream, stream};
 use hyper::body::Incoming;
-use tokio::time::{Interval, MissedTickBehavior, interval};
 use tonic::{Status, Streaming};
 
 use super::{Other, SERVICE, encoded, messages};
@@ -18,9 +17,6 @@ use crate::{
         listener::Listener,
     },
 };
-
-/// How often a watched status is looked at.
-const LOOK: Duration = Duration::from_millis(500);
 
 /// The process answers; this does.
 const LIVENESS: &str = "liveness";
@@ -62,7 +58,8 @@ pub(super) fn answer(
             Box::pin(encoded(answer))
         }
         "Watch" => {
-            let watch = Watch::Begin(messages(body, &http), Held::new(Rc::clone(&listener), client));
+            let watch =
+                Watch::Begin(Box::new(messages(body, &http)), Held::new(Rc::clone(&listener), client));
             let answer: Messages<HealthCheckResponse> = Box::pin(stream::unfold(watch, Watch::next));
             Box::pin(encoded(answer))
         }
@@ -109,10 +106,10 @@ impl Drop for Held {
     }
 }
 
-/// A status that is told whenever it changes.
+/// A status that is told whenever it changes; each sweep of the worker looks.
 enum Watch {
-    Begin(Streaming<HealthCheckRequest>, Held),
-    Told { service: String, last: ServingStatus, looks: Interval, held: Held },
+    Begin(Box<Streaming<HealthCheckRequest>>, Held),
+    Told { service: String, last: ServingStatus, held: Held },
     End,
 }
 
@@ -125,17 +122,15 @@ impl Watch {
             Self::Begin(mut requests, held) => match first(&mut requests).await {
                 Ok(service) => {
                     let last = look(&held, &service);
-                    let mut looks = interval(LOOK);
-                    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-                    Some((Ok(response(last)), Self::Told { service, last, looks, held }))
+                    Some((Ok(response(last)), Self::Told { service, last, held }))
                 }
                 Err(status) => Some((Err(status), Self::End)),
             },
-            Self::Told { service, last, mut looks, held } => loop {
-                looks.tick().await;
+            Self::Told { service, last, held } => loop {
+                held.listener.worker.deadlines.swept().await;
                 let now = look(&held, &service);
                 if now != last {
-                    return Some((Ok(response(now)), Self::Told { service, last: now, looks, held }));
+                    return Some((Ok(response(now)), Self::Told { service, last: now, held }));
                 }
                 if held.client.is_told() {
                     return Some((Err(Status::unavailable("the agent ends")), Self::End));

@@ -22,7 +22,6 @@ impl Conversation {
         let Some(first) = self.named.first().map(Rc::clone) else { return Headers::new() };
         let listener = Rc::clone(&self.in_flight.listener);
         listener.metrics.latency.observe(listener.worker.shared.clock.micros().saturating_sub(self.started));
-        let status = status.unwrap_or_default();
         let target = match served {
             Served::By(address) => {
                 let found = self.find(address, &first);
@@ -36,13 +35,15 @@ impl Conversation {
             Served::Unclear => return self.foreign(status),
             Served::Proxy { failed } => {
                 // The endpoint could not be reached, or took too long. That its prefill was at fault nobody says.
-                if failed && is_of_gateways(status) && self.named.len() == 1 {
+                if failed && status.is_some_and(is_of_gateways) && self.named.len() == 1 {
                     self.fail(1);
                 }
                 return self.foreign(status);
             }
             Served::Unsaid => first,
         };
+        // A gateway may be told not to show it (Envoy's `forward_rules`).
+        let may_be_gateways = status.is_none_or(is_of_gateways);
         target.metrics.served(status);
         if let Some(access) = &mut self.in_flight.access {
             let (endpoint, prefill) = (&target.endpoint, prefill.as_ref().map(|p| p.endpoint.address));
@@ -50,15 +51,17 @@ impl Conversation {
         }
         if served == Served::Unsaid && self.named.len() > 1 {
             // Who of them served is not known, but what they have in common.
-            return if is_of_gateways(status) { unstamped(&listener) } else { common(&self.named) };
+            return if may_be_gateways { unstamped(&listener) } else { common(&self.named) };
         }
         if !self.lease.as_ref().is_some_and(|lease| Rc::ptr_eq(&lease.target, &target)) {
             self.lease = Some(Lease::new(Rc::clone(&target)));
         }
         // Those before it in the list were tried in vain.
         self.fail(self.named.iter().position(|named| Rc::ptr_eq(named, &target)).unwrap_or(0));
-        self.account(status, &target, prefill);
-        if served == Served::Unsaid && is_of_gateways(status) {
+        if let Some(status) = status {
+            self.account(status, &target, prefill);
+        }
+        if served == Served::Unsaid && may_be_gateways {
             return unstamped(&listener);
         }
         target.stamps().to_vec()
@@ -141,7 +144,7 @@ impl Conversation {
     }
 
     /// An answer of nobody that is known.
-    fn foreign(&mut self, status: StatusCode) -> Headers {
+    fn foreign(&mut self, status: Option<StatusCode>) -> Headers {
         let listener = Rc::clone(&self.in_flight.listener);
         listener.metrics.foreign(status);
         if let Some(access) = &mut self.in_flight.access {
