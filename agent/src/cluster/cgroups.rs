@@ -243,7 +243,10 @@ mod tests {
 
     fn shown(found: &PodCgroups) -> Vec<(String, Vec<u32>)> {
         let levels = |(uid, cgroups): (&std::sync::Arc<str>, &std::collections::BTreeSet<Cgroup>)| {
-            (uid.to_string(), cgroups.iter().map(|cgroup| cgroup.level).collect())
+            // They are kept in the order of their numbers, and a file system gives those away as it likes.
+            let mut levels: Vec<u32> = cgroups.iter().map(|cgroup| cgroup.level).collect();
+            levels.sort_unstable();
+            (uid.to_string(), levels)
         };
         found.iter().map(levels).collect()
     }

@@ -89,14 +89,6 @@ pub(super) struct Connected {
     reused: bool,
 }
 
-/// What came of a try.
-pub(super) enum Tried {
-    /// A response.
-    Answered(Answer),
-    /// Nothing, and it may be tried again.
-    Again(request::Parts),
-}
-
 impl<'a> Attempts<'a> {
     /// Of a request without a body.
     pub(super) fn new(
@@ -126,13 +118,12 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// Tries until there is an answer.
-    pub(super) async fn run(mut self, mut head: request::Parts) -> Result<Answer, ProxyError> {
+    /// Tries until there is an answer. Of the head nothing is of use then.
+    pub(super) async fn run(&mut self, head: &mut request::Parts) -> Result<Answer, ProxyError> {
         loop {
             let connected = self.connect().await?;
-            match self.send(connected, head).await? {
-                Tried::Answered(answer) => return Ok(answer),
-                Tried::Again(again) => head = again,
+            if let Some(answer) = self.send(connected, head).await? {
+                return Ok(answer);
             }
         }
     }
@@ -148,18 +139,19 @@ impl<'a> Attempts<'a> {
             if let Some(link) = pooled {
                 return Ok(Connected { link, lease, reused: true });
             }
-            if let Some(link) = self.dial(&chosen, &mut lease).await? {
+            // On the heap, as few requests do: all have the room for it otherwise.
+            if let Some(link) = Box::pin(self.dial(&chosen, &mut lease)).await? {
                 return Ok(Connected { link, lease, reused: false });
             }
         }
     }
 
-    /// Sends the request, once.
+    /// Sends the request, once. `None`: it may be tried again, and the head is as it was.
     pub(super) async fn send(
         &mut self,
         connected: Connected,
-        mut head: request::Parts,
-    ) -> Result<Tried, ProxyError> {
+        head: &mut request::Parts,
+    ) -> Result<Option<Answer>, ProxyError> {
         let Connected { mut link, lease, reused } = connected;
         let worker = &self.listener.worker;
         let patience = Patience {
@@ -172,7 +164,7 @@ impl<'a> Attempts<'a> {
             headers::name_host(&mut head.headers, lease.target.endpoint.address);
         }
         // The headers of a request that was answered are gone. Only one that may be sent again after that is copied.
-        let spare = (self.patient.left > 0).then(|| head.clone());
+        let spare = (self.patient.left > 0).then(|| Box::new(head.clone()));
         if reused {
             self.listener.metrics.reused.inc();
         }
@@ -181,23 +173,27 @@ impl<'a> Attempts<'a> {
         }
         let sent = worker.ticker.now();
         let upload = self.upload().map(|upload| &**upload);
-        let error = match link.exchange(&mut head, self.body(), upload, patience).await {
+        // `None`: it says "not now". The response is gone with this statement, and not kept while it is waited.
+        let error = match link.exchange(head, self.body(), upload, patience).await {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 self.listener.failed(&lease.target);
                 return Err(ProxyError::BadResponse { address: lease.target.endpoint.address });
             }
-            Ok(response) => match spare {
-                Some(spare) if self.may_wait_for(response.status()) => {
-                    self.not_now(&lease).await;
-                    return Ok(Tried::Again(spare));
-                }
-                _ => {
-                    // What was kept of it for another try is not needed as long as the response takes.
-                    let upload = self.upload().filter(|upload| upload.progress() != Progress::Ended).cloned();
-                    return Ok(Tried::Answered(Answer { response, link, lease, upload, extras: None }));
-                }
-            },
-            Err(error) => error,
+            Ok(response) if spare.is_some() && self.may_wait_for(response.status()) => None,
+            Ok(response) => {
+                // What was kept of it for another try is not needed as long as the response takes.
+                let upload = self.upload().filter(|upload| upload.progress() != Progress::Ended).cloned();
+                return Ok(Some(Answer { response, link, lease, upload, extras: None }));
+            }
+            Err(error) => Some(error),
+        };
+        let Some(error) = error else {
+            drop(link);
+            if let Some(spare) = spare {
+                *head = *spare;
+            }
+            Box::pin(self.not_now(&lease)).await;
+            return Ok(None);
         };
         match error {
             ExchangeError::NotSent => {
@@ -206,7 +202,7 @@ impl<'a> Attempts<'a> {
                     self.unreachable(&lease, DialError::Endpoint(gone))?;
                 }
                 self.fresh = true;
-                Ok(Tried::Again(head))
+                Ok(None)
             }
             ExchangeError::NoResponse(error) if reused && self.can_restart(sent) => {
                 let endpoint = &lease.target.endpoint;
@@ -214,7 +210,7 @@ impl<'a> Attempts<'a> {
                 // Whatever else lies idle may be as stale.
                 self.fresh = true;
                 self.again(ProxyError::Broken { address: endpoint.address, source: error })?;
-                Ok(Tried::Again(head))
+                Ok(None)
             }
             error => Err(self.failed(error, &lease)),
         }

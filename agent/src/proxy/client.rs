@@ -234,8 +234,8 @@ pub(super) async fn serve<S>(
         speak(stream, protocol, service, &listener, &client).await;
     } else {
         let service = service_fn(move |request: Request<Incoming>| {
-            let response = respond(Rc::clone(&owner), Rc::clone(&own), request);
-            async move { Ok::<_, Infallible>(response.await) }
+            let (head, body) = request.into_parts();
+            respond(Rc::clone(&owner), Rc::clone(&own), head, body)
         });
         speak(stream, protocol, service, &listener, &client).await;
     }

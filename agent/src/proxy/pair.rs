@@ -29,7 +29,7 @@ use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use bytes::Bytes;
 use http::{
-    HeaderValue, Method, Request,
+    HeaderValue, Method,
     header::{ACCEPT_ENCODING, CONTENT_LENGTH},
     request,
 };
@@ -86,20 +86,20 @@ pub(super) async fn forward(
     pair: &Pair,
     http: &HttpConfig,
     trusted: bool,
-    mut request: Request<Incoming>,
+    head: &mut request::Parts,
+    body: Incoming,
 ) -> Result<Answer, ProxyError> {
     if !trusted {
         let mut table = listener.table.borrow_mut();
         table.refresh(&listener.worker.shared.published);
         let Some((revision, selectors)) = table.headers() else { return Err(ProxyError::NotSynced) };
-        trust::distrust(request.headers_mut(), revision, selectors);
+        trust::distrust(&mut head.headers, revision, selectors);
     }
-    let Some(api) = Api::of(request.method(), request.uri().path()) else {
-        steering::remove_all(request.headers_mut());
-        return forward::forward(listener, http, request).await;
+    let Some(api) = Api::of(&head.method, head.uri.path()) else {
+        steering::remove_all(&mut head.headers);
+        return forward::forward(listener, http, head, body).await;
     };
-    let (head, incoming) = request.into_parts();
-    let text = collect::body(incoming, http, &listener.worker).await?;
+    let text = collect::body(body, http, &listener.worker).await?;
     let names: Vec<_> = pair.connector.fields().iter().copied().chain(["model"]).collect();
     let object = scan(&text, &names)?;
     let legs = Legs::choose(listener, pair, http, api, head)?;
@@ -149,7 +149,7 @@ struct Legs<'a> {
     http: &'a HttpConfig,
     api: Api,
     /// The head that both send, but for the length of the body.
-    head: request::Parts,
+    head: &'a request::Parts,
     hostless: bool,
     /// The labels that the request asks for.
     wants: Vec<Want>,
@@ -167,7 +167,7 @@ impl<'a> Legs<'a> {
         pair: &'a Pair,
         http: &'a HttpConfig,
         api: Api,
-        mut head: request::Parts,
+        head: &'a mut request::Parts,
     ) -> Result<Self, ProxyError> {
         let worker = &listener.worker;
         let (mut prefills, mut decodes) = (pair.table.borrow_mut(), listener.table.borrow_mut());
@@ -188,7 +188,7 @@ impl<'a> Legs<'a> {
             None => decodes.revision(ask, worker.draw())?,
         };
         let wants = headers::wants(&head.headers, &selectors)?;
-        let hostless = !headers::to_endpoint(&mut head, header, &selectors)?;
+        let hostless = !headers::to_endpoint(head, header, &selectors)?;
         steering::remove_all(&mut head.headers);
         trust::name_request(&mut head.headers, || {
             worker.draws().map(u128::from).iter().fold(0, |id, n| id << 32 | n)

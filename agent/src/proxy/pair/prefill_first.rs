@@ -54,9 +54,9 @@ pub(super) async fn run(mut legs: Legs<'_>, body: Body) -> Result<Answer, ProxyE
     drop(body);
     let mut decode = legs.decode();
     drop(reserved);
-    let head = legs.head(&rope);
+    let mut head = legs.head(&rope);
     decode.payload = Payload::Rope(rope);
-    let mut answer = decode.run(head).await?;
+    let mut answer = decode.run(&mut head).await?;
     let mut extras = Extras::of(prefill.endpoint.address);
     if let Some(cached) = cached
         && let Some(form) = form(&answer)
@@ -75,9 +75,9 @@ async fn prefill_leg(legs: &mut Legs<'_>, body: &Body, meeting: Meeting) -> Resu
     let rope = body.edited(&pair.connector.prefill(legs.api, meeting));
     let mut prefill = legs.prefill();
     prefill.patient = Patient { left: pair.config.prefill_retries, wait: pair.config.prefill_backoff };
-    let head = legs.head(&rope);
+    let mut head = legs.head(&rope);
     prefill.payload = Payload::Rope(rope);
-    let answer = prefill.run(head).await?;
+    let answer = prefill.run(&mut head).await?;
     if !answer.response.status().is_success() {
         return Ok(Prefilled::Refused(answer));
     }

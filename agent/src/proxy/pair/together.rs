@@ -14,7 +14,7 @@ use super::{
     extras::{Companion, Extras},
 };
 use crate::proxy::{
-    attempts::{Attempts, Patient, Payload, Tried},
+    attempts::{Attempts, Patient, Payload},
     error::ProxyError,
     forward::Answer,
 };
@@ -43,14 +43,15 @@ async fn round(
     let target = Rc::clone(&connected.lease.target);
     let meeting = legs.meeting(&target);
     let rope = body.edited(&connector.prefill(legs.api, meeting));
-    let head = legs.head(&rope);
+    let mut head = legs.head(&rope);
     prefill.payload = Payload::Rope(rope);
     let rope = body.edited(&connector.decode(meeting, &Handover::default()));
     let mut decode = legs.decode();
-    let decode_head = legs.head(&rope);
+    let mut decode_head = legs.head(&rope);
     decode.payload = Payload::Rope(rope);
 
-    let (mut prefilling, mut decoding) = (pin!(prefill.send(connected, head)), pin!(decode.run(decode_head)));
+    let mut prefilling = pin!(prefill.send(connected, &mut head));
+    let mut decoding = pin!(decode.run(&mut decode_head));
     let first = match select(prefilling.as_mut(), decoding.as_mut()).await {
         Either::Left((tried, _)) => Either::Left(tried?),
         Either::Right((answer, _)) => Either::Right(answer?),
@@ -60,10 +61,7 @@ async fn round(
         Either::Right(answer) if !answer.response.status().is_success() => return Ok(Some(answer)),
         Either::Right(answer) => (prefilling.await?, Some(answer)),
     };
-    let prefilled = match tried {
-        Tried::Again(_) => return Ok(None),
-        Tried::Answered(answer) => answer,
-    };
+    let Some(prefilled) = tried else { return Ok(None) };
     if !prefilled.response.status().is_success() {
         return Ok(Some(prefilled));
     }
