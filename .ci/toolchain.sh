@@ -57,17 +57,16 @@ fuzz_toolchain() {
     return 1
 }
 
-# What merges the counts of instrumented binaries: of the same LLVM as the agent's Rust, or else the linker's.
+# What merges the counts of instrumented binaries: of rustup, or else the linker's if it is of the same LLVM.
 llvm_profdata() {
-    local host dir
-    host=$(.ci/rust rustc -vV | sed -n 's/^host: //p')
-    for dir in "$(.ci/rust rustc --print sysroot)/lib/rustlib/$host/bin" "/usr/lib/llvm-$llvm/bin"; do
-        if [[ -x $dir/llvm-profdata ]]; then
-            echo "$dir/llvm-profdata"
-            return
-        fi
-    done
-    return 1
+    local version host dir
+    version=$(.ci/rust rustc -vV)
+    host=$(sed -n 's/^host: //p' <<<"$version")
+    dir=$(.ci/rust rustc --print sysroot)/lib/rustlib/$host/bin
+    if [[ ! -x $dir/llvm-profdata && $version == *"LLVM version: $llvm."* ]]; then
+        dir=/usr/lib/llvm-$llvm/bin
+    fi
+    [[ -x $dir/llvm-profdata ]] && echo "$dir/llvm-profdata"
 }
 
 # The nightly has the sources of `core`, and an LLVM that the linker can read.

@@ -99,12 +99,12 @@ fn when_the_lease_of_a_dead_agent_ends_each_vip_does_as_it_is_set_until_the_next
     let vips = format!(
         "- {{address: '{keep}', role: decode}}\n- {{address: '{deny}', role: decode, whenAgentGone: deny}}"
     );
-    let mut agent = Agent::prepare(AGENT, &node, "4s", &vips);
+    let mut agent = Agent::prepare(AGENT, &node, "8s", &vips);
     agent.pods(&pods);
     agent.start();
     let load = Load::start(&node, keep);
     // Longer than one lease: it is renewed.
-    for _ in 0..250 {
+    for _ in 0..500 {
         assert_eq!(dial(deny).unwrap(), endpoint, "an agent lives");
         thread::sleep(Duration::from_millis(20));
     }

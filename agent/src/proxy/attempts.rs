@@ -146,7 +146,8 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// Sends the request, once. `None`: it may be tried again, and the head is as it was.
+    /// Sends the request, once. `None`: it may be tried again, and the head is as it was, but for a
+    /// `Host` that each try sets.
     pub(super) async fn send(
         &mut self,
         connected: Connected,

@@ -80,7 +80,8 @@ pub(super) struct Candidates<'a> {
 /// What is done about endpoints that rest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Probes {
-    /// The request is the probe that is due: somebody will tell how it went.
+    /// The request is the probe that is due. Somebody will tell how it went, or else the next is due when this one's time
+    /// is over (a Decode's, where its Prefill refuses).
     Claim,
     /// They are left to a request that will be tried there for certain.
     Leave,
@@ -161,6 +162,12 @@ impl<'a> Candidates<'a> {
     /// How many are what is wanted.
     pub(super) fn fitting(self) -> usize {
         self.all.iter().filter(|endpoint| self.fits(endpoint, false)).count()
+    }
+
+    /// How many of those do not rest.
+    pub(super) fn working(self, now: u64) -> usize {
+        let fitting = self.all.iter().filter(|endpoint| self.fits(endpoint, false));
+        fitting.filter(|endpoint| endpoint.vitals.admission(now) != Admission::Open).count()
     }
 
     /// Whether there are more than those tried.

@@ -208,10 +208,14 @@ impl<'a> Legs<'a> {
             };
         let (prefill, decode, wants) =
             match both(&mut prefills, &mut decodes, revision.as_deref(), wants.clone()) {
-                // Where nothing gates, the prefill drawn may be of a revision that has no decode.
+                // Where nothing gates, the prefill drawn may be of a revision that has no decode, or none that works.
                 Err(refused) if revision.is_none() && named.is_none() => {
-                    let fitting = |revision: &str| pick::fitting(&prefills, &decodes, revision, &wants);
-                    let other = decodes.revision_among(Ask::Any, worker.draw(), fitting)?.ok_or(refused)?;
+                    let now = worker.ticker.now();
+                    let working = |revision: &str| match decodes.working(revision, &wants, now) {
+                        0 => 0,
+                        _ => prefills.working(revision, &wants, now),
+                    };
+                    let other = decodes.revision_among(Ask::Any, worker.draw(), working)?.ok_or(refused)?;
                     both(&mut prefills, &mut decodes, Some(&other), wants)?
                 }
                 chosen => chosen?,

@@ -305,6 +305,11 @@ impl RoleTable {
         self.candidates(Some(revision), &[], wants).fitting()
     }
 
+    /// How many of those do not rest.
+    pub(super) fn working(&self, revision: &str, wants: &[Want], now: u64) -> usize {
+        self.candidates(Some(revision), &[], wants).working(now)
+    }
+
     /// Whether there are others than those tried.
     pub(super) fn has_others(&self, revision: Option<&str>, tried: &[Arc<Endpoint>], wants: &[Want]) -> bool {
         self.candidates(revision, tried, wants).are_left()

@@ -71,7 +71,7 @@ impl Vitals {
     }
 
     /// Gives back the probe that was claimed at `now`, for another request to be it: nothing was asked of the endpoint.
-    /// Does nothing if more has happened to it since.
+    /// Does nothing if more has happened to it since, but for a failure in the same millisecond.
     pub fn unclaim_probe(&self, now: u64, breaker: Breaker) {
         let _ = self.retry_at.compare_exchange(next_probe(now, breaker), now.max(1), Relaxed, Relaxed);
     }

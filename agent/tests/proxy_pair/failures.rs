@@ -11,7 +11,7 @@ use std::{
 
 use revgate::{
     config::{ConnectorKind, HttpConfig, PairConfig, Serves},
-    snapshot::owner::Published,
+    snapshot::{Breaker, owner::Published},
 };
 use serde_json::json;
 
@@ -96,6 +96,15 @@ async fn g4_where_nothing_gates_both_legs_go_to_a_revision_that_has_both_endpoin
         assert_eq!((reply.status.as_u16(), revision(&reply)), (200, "b"));
     }
     assert_eq!((prefill.calls(), decode.calls(), lone.connections()), (20, 20, 0));
+    // A revision that has both, but whose decode rests.
+    let resting = endpoint("a", 1, SocketAddr::from(([127, 9, 9, 4], 9)));
+    assert!(resting.vitals.failed(0, Breaker { failures: 1, open: Duration::from_hours(24) }));
+    endpoints.push(resting);
+    rig.published.store(Arc::new(ungated(&endpoints)));
+    for _ in 0..20 {
+        assert_eq!(rig.chat(ask()).await.status, 200);
+    }
+    assert_eq!((prefill.calls(), decode.calls()), (40, 40));
     let halves = [endpoint("a", 0, prefill.address()), endpoint("b", 1, decode.address())];
     rig.published.store(Arc::new(ungated(&halves)));
     rig.chat(ask()).await.is_refusal(503, "no-endpoint");

@@ -90,7 +90,7 @@ impl Gateway {
     async fn request(&mut self, body: &Bytes, headers_only: bool) -> Result<bool> {
         let (to, messages) = mpsc::unbounded_channel();
         let end_of_stream = headers_only || body.is_empty();
-        let ends = |asked| ProcessingRequest { request: Some(asked), ..ProcessingRequest::default() };
+        let message = |asked| ProcessingRequest { request: Some(asked), ..ProcessingRequest::default() };
         let mode = if headers_only { BodySendMode::None } else { BodySendMode::FullDuplexStreamed };
         let modes = ProtocolConfiguration {
             request_body_mode: mode.into(),
@@ -98,11 +98,11 @@ impl Gateway {
             ..ProtocolConfiguration::default()
         };
         let head = HttpHeaders { headers: Some(request_headers(body.len())), end_of_stream };
-        let first = ends(Asked::RequestHeaders(head));
+        let first = message(Asked::RequestHeaders(head));
         to.send(ProcessingRequest { protocol_config: Some(modes), ..first })?;
         let piece = || HttpBody { body: body.clone(), end_of_stream: true };
         if !end_of_stream {
-            to.send(ends(Asked::RequestBody(piece())))?;
+            to.send(message(Asked::RequestBody(piece())))?;
         }
         let mut replies = self.call(messages).await?;
         let each = if end_of_stream { 1 } else { 2 };
@@ -114,9 +114,9 @@ impl Gateway {
             replies.message().await?.ok_or("a picker left a body out")?;
         }
         let head = HttpHeaders { headers: Some(response_headers(body.len())), end_of_stream };
-        to.send(ends(Asked::ResponseHeaders(head)))?;
+        to.send(message(Asked::ResponseHeaders(head)))?;
         if !end_of_stream {
-            to.send(ends(Asked::ResponseBody(piece())))?;
+            to.send(message(Asked::ResponseBody(piece())))?;
         }
         for _ in 0..each {
             replies.message().await?.ok_or("a picker left a response out")?;

@@ -27,6 +27,10 @@ use tokio::{runtime, task::LocalSet};
 
 use crate::{cpu::Cores, server::Job};
 
+/// The agent's, so that the trivial picker differs from it in what it answers alone.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// What went wrong, for a person to read.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -134,13 +138,25 @@ fn run(arguments: &Arguments) -> Result<()> {
     if arguments.only == Some(Part::Pair) {
         http.extend(LocalSet::new().block_on(&runtime, http::measure(&plan, cores, Job::Pair, progress))?);
     }
-    let mut streams = Vec::new();
     let only = |part| arguments.only == Some(part);
+    let mut streams = Ok(Vec::new());
     for (job, wanted) in
         [(Job::Role, arguments.wants(Part::Stream)), (Job::Pair, only(Part::Stream) || only(Part::Pair))]
     {
-        if wanted {
-            streams.extend(LocalSet::new().block_on(&runtime, stream::measure(&plan, cores, job, progress))?);
+        if !wanted {
+            continue;
+        }
+        match (stream::obstacle()?, &mut streams) {
+            (None, Ok(rows)) => {
+                rows.extend(
+                    LocalSet::new().block_on(&runtime, stream::measure(&plan, cores, job, progress))?,
+                );
+            }
+            (Some(obstacle), _) => {
+                eprintln!("bench: STREAMS ARE NOT MEASURED: {obstacle}");
+                streams = Err(obstacle);
+            }
+            (None, Err(_)) => {}
         }
     }
     let pickers = match extproc::obstacle() {

@@ -25,7 +25,7 @@ const MARK: &str = "<!-- written by the benchmark from here on -->";
 pub(crate) fn render(
     plan: &Plan,
     requests: &[Row],
-    streams: &[Row],
+    streams: &std::result::Result<Vec<Row>, String>,
     pickers: &std::result::Result<Vec<extproc::Row>, String>,
     connects: &std::result::Result<Vec<connect::Row>, String>,
     programs: &std::result::Result<Vec<programs::Row>, String>,
@@ -47,11 +47,14 @@ pub(crate) fn render(
         }
     }
     for (job, title) in [(Job::Role, "Streams"), (Job::Pair, "Streams of pairs")] {
-        let rows: Vec<&Row> = streams.iter().filter(|row| row.job == job).collect();
+        let rows: Vec<&Row> = streams.iter().flatten().filter(|row| row.job == job).collect();
         if !rows.is_empty() {
             writeln!(text, "### {title}\n")?;
             streams_table(&mut text, job, &rows)?;
         }
+    }
+    if let Err(obstacle) = streams {
+        writeln!(text, "### Streams\n\nNot measured: {obstacle}.\n")?;
     }
     writeln!(text, "### Endpoint picker\n")?;
     match pickers {
