@@ -211,9 +211,8 @@ impl<'a> Legs<'a> {
                 // Where nothing gates, the prefill drawn may be of a revision that has no decode, or none that works.
                 Err(refused) if revision.is_none() && named.is_none() => {
                     let now = worker.ticker.now();
-                    let working = |revision: &str| match decodes.working(revision, &wants, now) {
-                        0 => 0,
-                        _ => prefills.working(revision, &wants, now),
+                    let working = |revision: &str| {
+                        pick::of_both(&prefills, &decodes, |table| table.working(revision, &wants, now))
                     };
                     let other = decodes.revision_among(Ask::Any, worker.draw(), working)?.ok_or(refused)?;
                     both(&mut prefills, &mut decodes, Some(&other), wants)?

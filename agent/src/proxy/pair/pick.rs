@@ -23,14 +23,13 @@ pub(in crate::proxy) fn first(
     table.choose(revision, &[], wants, rules)?.ok_or(ProxyError::NoEndpoint { role })
 }
 
-/// How many prefill endpoints of a revision are what is wanted, if it has such a decode endpoint.
-pub(in crate::proxy) fn fitting(
+/// How many prefill endpoints count, if a decode endpoint does.
+pub(in crate::proxy) fn of_both(
     prefills: &RoleTable,
     decodes: &RoleTable,
-    revision: &str,
-    wants: &[Want],
+    count: impl Fn(&RoleTable) -> usize,
 ) -> usize {
-    if decodes.fitting(revision, wants) == 0 { 0 } else { prefills.fitting(revision, wants) }
+    if count(decodes) == 0 { 0 } else { count(prefills) }
 }
 
 /// A decode endpoint of the prefill's revision, and what was asked of it. The KV cache goes from one to the other:

@@ -121,7 +121,7 @@ impl Conversation {
             // How revisions share the traffic is not for a client's selectors to change.
             let wants = if gated { self.subset.as_slice() } else { &wants[..] };
             let fitting = |revision: &str| match &prefills {
-                Some(prefills) => pick::fitting(prefills, &decodes, revision, wants),
+                Some(prefills) => pick::of_both(prefills, &decodes, |table| table.fitting(revision, wants)),
                 None => decodes.fitting(revision, wants),
             };
             decodes.revision_among(ask, worker.draw(), fitting)?
