@@ -46,7 +46,7 @@ fn pods_reach_endpoints_of_their_own_revision_and_clients_all_by_weight() {
         assert!(own > 0, "{pod}: {report:?}");
         assert_eq!(own, report.prefill.values().sum::<u64>(), "{pod} reached another revision: {report:?}");
     }
-    assert!(deployed::nothing_went_wrong(&on) > 800);
+    assert!(deployed::nothing_went_wrong(&on, 0) > 800);
     assert_eq!(deployed::unsteered(&node), 0, "kube-proxy's rules were asked");
 
     let status = deployed::status(&node);

@@ -11,6 +11,8 @@ pub struct ClientReport {
     pub answered: u64,
     /// Requests whose decode was refused for the revision of its prefill.
     pub mixed: u64,
+    /// Requests begun anew, because the revision of their prefill had ended before the decode. They are not `failed`.
+    pub begun_anew: u64,
     /// Answers of the prefill leg by engine.
     pub prefill: BTreeMap<String, u64>,
     /// Answers of the decode leg by engine.

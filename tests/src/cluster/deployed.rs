@@ -133,12 +133,15 @@ pub fn unsteered(node: &Node) -> u64 {
 
 /// Every client has seen its own revision only, or has no revision; none had a failure. Says how many answers they had.
 ///
+/// A revision that ends between the legs of a request has it begun anew (docs/llm-d.md): at most `between` were.
+///
 /// # Panics
 ///
-/// When a pair was mixed or a request failed.
+/// When a pair was mixed or a request failed, or too many were begun anew.
 #[must_use]
-pub fn nothing_went_wrong(workload: &Workload<'_>) -> u64 {
+pub fn nothing_went_wrong(workload: &Workload<'_>, between: u64) -> u64 {
     let reports = workload.reports();
+    assert!(reports.values().map(|report| report.begun_anew).sum::<u64>() <= between, "{reports:?}");
     for (pod, report) in &reports {
         assert_eq!(report.mixed, 0, "{pod}: {report:?}");
         assert!(report.failed.is_empty(), "{pod}: {report:?}");

@@ -37,6 +37,8 @@ const PATIENCE: Duration = Duration::from_secs(15);
 const MAX_ANSWER: usize = 1 << 20;
 /// How often the report is written.
 const REPORT_EVERY: Duration = Duration::from_millis(200);
+/// What revgate says of a named revision that has no endpoint in some role (any more).
+const NOT_ELIGIBLE: &str = "revision-not-eligible";
 
 /// Asks engines again and again until interrupted, and reports who answered.
 #[derive(Debug, Parser)]
@@ -67,7 +69,10 @@ struct Args {
 
 /// How one request failed.
 enum Failure {
+    /// The engine refused the KV blocks of another revision.
     Mixed,
+    /// The revision that the prefill's answer named ended before the decode: both begin anew.
+    Ended,
     Other(String),
 }
 
@@ -123,6 +128,7 @@ async fn work(args: Arc<Args>, report: Arc<Mutex<ClientReport>>, stop: watch::Re
             match outcome {
                 Ok(()) => report.answered += 1,
                 Err(Failure::Mixed) => report.mixed += 1,
+                Err(Failure::Ended) => report.begun_anew += 1,
                 Err(Failure::Other(words)) => *report.failed.entry(words).or_default() += 1,
             }
         }
@@ -186,6 +192,7 @@ async fn leg(
     match head.status {
         StatusCode::OK => Ok((head.headers, answer)),
         _ if code == KV_MISMATCH => Err(Failure::Mixed),
+        StatusCode::SERVICE_UNAVAILABLE if code == NOT_ELIGIBLE => Err(Failure::Ended),
         status => Err(failed(format!("{status} {code}"))),
     }
 }
