@@ -6,7 +6,7 @@
 //! worker ─> pinner ─> socket storage ─────────────────────────────────────────> connect hooks
 //! ```
 //!
-//! Everything in the kernel is pinned below `revgate/v4` in bpffs and survives the agent: a stopped, killed or
+//! Everything in the kernel is pinned below `revgate/v5` in bpffs and survives the agent: a stopped, killed or
 //! upgraded agent changes nothing for traffic. The next one opens the pins, checks that they are of its layout, and
 //! puts its programs into the live links: at once, or, where they are of another layout, after its first
 //! publication. [`detach`] removes everything.

@@ -19,10 +19,11 @@
 use crate::{
     address::Address,
     counter::Counter,
+    endpoints::{Place, Range},
     layout::{
-        ANY_SLOT, FENCE_AUDIT, FENCE_OFF, MEMBER_BY_PORT, MEMBER_ENDPOINT, Member, PIN_REVISION, Pin, Range,
-        SET_UNGATED, SOURCE_MEMBER, SetTable, Source, VIP_ANCHOR, VIP_LEASED, VIP_MEMBERS_ONLY, VIP_PROBE,
-        Vip,
+        ANY_SLOT, FENCE_AUDIT, FENCE_OFF, MEMBER_BY_PORT, MEMBER_ENDPOINT, Member, PIN_REVISION, Pin,
+        SET_UNGATED, SOURCE_MEMBER, SetTable, Source, Tenant, VIP_ANCHOR, VIP_LEASED, VIP_MEMBERS_ONLY,
+        VIP_PROBE, Vip,
     },
     pick,
 };
@@ -50,10 +51,11 @@ pub trait Caller {
     fn lapsed(&self) -> bool;
     /// A uniform draw, independent of the others.
     fn draw(&self, of: Draw) -> u32;
-    /// Picks from a range, see [`index`]. The hooks have it as a function of its own for the verifier.
+    /// Picks from a range. The hooks do so in functions of their own for the verifier.
     #[inline(always)]
-    fn index(&self, range: Range, to: &Address, family: Family) -> Option<u32> {
-        index(range, to, family, self.draw(Draw::Endpoint))
+    fn pick(&self, table: &SetTable, range: Range, to: &Address, family: Family) -> Option<Address> {
+        let place = place(range, to, family, self.draw(Draw::Endpoint))?;
+        Some(table.endpoint(place, family))
     }
 }
 
@@ -93,12 +95,8 @@ pub enum Verdict {
 pub struct Steer {
     /// The endpoint.
     pub endpoint: Address,
-    /// Index into `SETS`.
-    pub set: u16,
-    /// The revision's slot, or [`ANY_SLOT`].
-    pub slot: u16,
-    /// The revision's epoch; 0 with [`ANY_SLOT`].
-    pub epoch: u32,
+    /// Of which revision; with [`ANY_SLOT`] and epoch 0 of any.
+    pub tenant: Tenant,
     /// How the endpoint was found.
     pub how: Counter,
 }
@@ -142,8 +140,7 @@ pub fn decide<T: Tables, C: Caller>(tables: &T, caller: &C, to: &Address, family
 /// The endpoints to pick from, and on whose behalf.
 struct Choice {
     range: Range,
-    slot: u16,
-    epoch: u32,
+    tenant: Tenant,
     how: Counter,
 }
 
@@ -167,30 +164,23 @@ fn steer<T: Tables, C: Caller>(
             if pin.kind != PIN_REVISION {
                 return Err(Counter::DeniedUnpinnedAgent);
             }
-            if pin.set != vip.set {
+            if pin.tenant.set != vip.set {
                 return Err(Counter::DeniedStalePin);
             }
-            let range = own(table, pin.slot, pin.epoch, vip.role).ok_or(Counter::DeniedStalePin)?;
+            let range = own(table, pin.tenant, vip.role).ok_or(Counter::DeniedStalePin)?;
             let mut how = Counter::SteeredPin;
             if pin.endpoint.port != 0 {
                 if still_good(tables, pin, vip.role) && reaches(family, &pin.endpoint) {
-                    return Ok(Steer {
-                        endpoint: pin.endpoint,
-                        set: vip.set,
-                        slot: pin.slot,
-                        epoch: pin.epoch,
-                        how,
-                    });
+                    return Ok(Steer { endpoint: pin.endpoint, tenant: pin.tenant, how });
                 }
                 how = Counter::Repicked;
             }
-            Choice { range, slot: pin.slot, epoch: pin.epoch, how }
+            Choice { range, tenant: pin.tenant, how }
         }
         None => unpinned(caller, table, vip)?,
     };
-    let index = caller.index(choice.range, to, family).ok_or(Counter::DeniedNoEndpoint)?;
-    let endpoint = *at(&table.endpoints, index as usize);
-    Ok(Steer { endpoint, set: vip.set, slot: choice.slot, epoch: choice.epoch, how: choice.how })
+    let endpoint = caller.pick(table, choice.range, to, family).ok_or(Counter::DeniedNoEndpoint)?;
+    Ok(Steer { endpoint, tenant: choice.tenant, how: choice.how })
 }
 
 /// For a caller without a pin: its own revision where it is a member of the set, else by weight.
@@ -201,17 +191,18 @@ fn unpinned<C: Caller>(caller: &C, table: &SetTable, vip: &Vip) -> Result<Choice
     }
     if let Some(source) = caller.source()
         && source.kind == SOURCE_MEMBER
-        && source.set == vip.set
+        && source.tenant.set == vip.set
     {
-        let range = own(table, source.slot, source.epoch, vip.role).ok_or(Counter::DeniedNoRevision)?;
-        return Ok(Choice { range, slot: source.slot, epoch: source.epoch, how: Counter::SteeredOwn });
+        let range = own(table, source.tenant, vip.role).ok_or(Counter::DeniedNoRevision)?;
+        return Ok(Choice { range, tenant: source.tenant, how: Counter::SteeredOwn });
     }
     if vip.flags & VIP_MEMBERS_ONLY != 0 {
         return Err(Counter::DeniedForeign);
     }
     if table.flags & SET_UNGATED != 0 {
         let range = *at(&table.any, usize::from(vip.role));
-        return Ok(Choice { range, slot: ANY_SLOT, epoch: 0, how: Counter::SteeredWeight });
+        let tenant = Tenant { set: vip.set, slot: ANY_SLOT, epoch: 0 };
+        return Ok(Choice { range, tenant, how: Counter::SteeredWeight });
     }
     if table.ranks == 0 {
         return Err(Counter::DeniedNoRevision);
@@ -221,8 +212,7 @@ fn unpinned<C: Caller>(caller: &C, table: &SetTable, vip: &Vip) -> Result<Choice
     let tenant = at(&table.slots, usize::from(slot));
     Ok(Choice {
         range: *at(&tenant.ranges, usize::from(vip.role)),
-        slot,
-        epoch: tenant.epoch,
+        tenant: Tenant { set: vip.set, slot, epoch: tenant.epoch },
         how: Counter::SteeredWeight,
     })
 }
@@ -231,12 +221,12 @@ fn unpinned<C: Caller>(caller: &C, table: &SetTable, vip: &Vip) -> Result<Choice
 ///
 /// Whether the revision is eligible is not asked: work in flight on a draining revision finishes there.
 #[inline(always)]
-fn own(table: &SetTable, slot: u16, epoch: u32, role: u16) -> Option<Range> {
-    let tenant = at(&table.slots, usize::from(slot));
-    if epoch == 0 || tenant.epoch != epoch {
+fn own(table: &SetTable, tenant: Tenant, role: u16) -> Option<Range> {
+    let slot = at(&table.slots, usize::from(tenant.slot));
+    if tenant.epoch == 0 || slot.epoch != tenant.epoch {
         return None;
     }
-    Some(*at(&tenant.ranges, usize::from(role)))
+    Some(*at(&slot.ranges, usize::from(role)))
 }
 
 /// Whether the pinned endpoint is still an endpoint of that revision and role.
@@ -244,11 +234,7 @@ fn own(table: &SetTable, slot: u16, epoch: u32, role: u16) -> Option<Range> {
 fn still_good<T: Tables>(tables: &T, pin: &Pin, role: u16) -> bool {
     let member = tables.members().and_then(|whose| whose(&pin.endpoint));
     member.is_some_and(|member| {
-        member.flags & MEMBER_ENDPOINT != 0
-            && member.set == pin.set
-            && member.slot == pin.slot
-            && member.epoch == pin.epoch
-            && member.role == role
+        member.flags & MEMBER_ENDPOINT != 0 && member.tenant == pin.tenant && member.role == role
     })
 }
 
@@ -257,15 +243,19 @@ fn reaches(family: Family, endpoint: &Address) -> bool {
     family == Family::V6 || endpoint.is_v4()
 }
 
-/// The index of one of a range: of the VIP's family, where the socket leaves a choice and there is one.
+/// The place of one of a range: of the VIP's family, where the socket leaves a choice and there is one.
 #[inline(always)]
 #[must_use]
-pub fn index(range: Range, to: &Address, family: Family, draw: u32) -> Option<u32> {
-    let (mut start, mut count) = (range.v4_start, range.v4_count);
-    if family == Family::V6 && range.v6_count != 0 && (count == 0 || !to.is_v4()) {
-        (start, count) = (range.v6_start, range.v6_count);
+pub fn place(range: Range, to: &Address, family: Family, draw: u32) -> Option<Place> {
+    let Range { runs, form } = range;
+    let (mut start, mut count, mut words, mut port) =
+        (runs.v4_start, runs.v4_count, form.v4_words, form.v4_port);
+    let mut v6 = false;
+    if family == Family::V6 && runs.v6_count != 0 && (count == 0 || !to.is_v4()) {
+        (start, count, words, port) = (runs.v6_start, runs.v6_count, form.v6_words, form.v6_port);
+        v6 = true;
     }
-    (count != 0).then(|| u32::from(start) + pick::index(draw, u32::from(count)))
+    (count != 0).then(|| Place::new(v6, start, pick::index(draw, count.into()), words, port))
 }
 
 /// An element by an index that is masked, not checked: no panic path, and a bound that the verifier sees.
@@ -299,18 +289,17 @@ fn fence<T: Tables, C: Caller>(tables: &T, caller: &C, to: &Address) -> Verdict 
 #[inline(always)]
 fn may_reach<T: Tables, C: Caller>(tables: &T, caller: &C, member: &Member) -> bool {
     if let Some(pin) = caller.pin() {
-        return pin.kind != PIN_REVISION
-            || (pin.set == member.set && pin.slot == member.slot && pin.epoch == member.epoch);
+        return pin.kind != PIN_REVISION || pin.tenant == member.tenant;
     }
     match caller.source() {
         // Epoch 0 is of a revision without a slot: it is nobody's own.
-        Some(source) if source.kind == SOURCE_MEMBER && source.set == member.set => {
-            source.slot == member.slot && source.epoch == member.epoch && source.epoch != 0
+        Some(Source { kind: SOURCE_MEMBER, tenant, .. }) if tenant.set == member.tenant.set => {
+            tenant == member.tenant && tenant.epoch != 0
         }
         // Another set, if the source is what it says: while sets change places, both may be of one.
-        Some(source) if source.kind == SOURCE_MEMBER => {
-            let own = tables.set(source.set).map(|table| at(&table.slots, usize::from(source.slot)));
-            own.is_some_and(|slot| slot.epoch == source.epoch)
+        Some(Source { kind: SOURCE_MEMBER, tenant, .. }) => {
+            let own = tables.set(tenant.set).map(|table| at(&table.slots, usize::from(tenant.slot)));
+            own.is_some_and(|slot| slot.epoch == tenant.epoch)
         }
         _ => true,
     }

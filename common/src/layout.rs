@@ -11,13 +11,17 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{address::Address, pick::LastDraws};
+use crate::{
+    address::Address,
+    endpoints::{ENDPOINT_WORDS, MAX_WORDS, Range},
+    pick::LastDraws,
+};
 
 /// The version of this layout; part of the pin directory's name, so two layouts never share a pin.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// The directory for pins, below the bpffs mount.
-pub const PIN_DIRECTORY: &str = "revgate/v4";
+pub const PIN_DIRECTORY: &str = "revgate/v5";
 
 /// Most sets (DisaggregatedSets) on one agent.
 pub const MAX_SETS: usize = 64;
@@ -25,8 +29,8 @@ pub const MAX_SETS: usize = 64;
 pub const MAX_REVISIONS: usize = 64;
 /// Most roles of one set that take traffic.
 pub const MAX_ROLES: usize = 16;
-/// Most endpoints of one set. A power of two; indices fit a `u16`.
-pub const MAX_ENDPOINTS: usize = 16_384;
+/// Most endpoints of one set, whatever their addresses.
+pub const MAX_ENDPOINTS: usize = ENDPOINT_WORDS / MAX_WORDS;
 /// Most endpoints with connection counts at a time.
 pub const MAX_CONNECTION_ENTRIES: usize = 65_536;
 /// Most TCP sockets whose [`Peer`] is in [`map::PEERS`]; the others have it in socket storage. A power of two.
@@ -88,20 +92,6 @@ pub mod map {
     ];
 }
 
-/// The endpoints of one revision (or of all) in one role, as two runs of [`SetTable::endpoints`]. One word, read at once.
-#[repr(C, align(8))]
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
-pub struct Range {
-    /// Where the IPv4 endpoints start.
-    pub v4_start: u16,
-    /// How many IPv4 endpoints there are.
-    pub v4_count: u16,
-    /// Where the IPv6 endpoints start.
-    pub v6_start: u16,
-    /// How many IPv6 endpoints there are.
-    pub v6_count: u16,
-}
-
 /// One revision's place in a [`SetTable`].
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
@@ -116,12 +106,46 @@ pub struct Slot {
     pub ranges: [Range; MAX_ROLES],
 }
 
+/// A tenant of a slot of a set: a revision, as long as it has members. One word, read and compared at once.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Eq, Debug, Default, Pod, Zeroable)]
+pub struct Tenant {
+    /// Index into `SETS`.
+    pub set: u16,
+    /// The revision's slot; [`ANY_SLOT`]: no revision's.
+    pub slot: u16,
+    /// The revision's epoch; 0: it has no slot, or with [`ANY_SLOT`].
+    pub epoch: u32,
+}
+
+impl Tenant {
+    /// In one number, never `u64::MAX`: there are fewer than `u16::MAX` sets.
+    #[inline(always)]
+    #[must_use]
+    pub fn bits(self) -> u64 {
+        bytemuck::cast(self)
+    }
+}
+
+impl PartialEq for Tenant {
+    #[inline(always)]
+    fn eq(&self, other: &Self) -> bool {
+        self.bits() == other.bits()
+    }
+}
+
+impl core::hash::Hash for Tenant {
+    fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
+        self.bits().hash(state);
+    }
+}
+
 /// [`SetTable::flags`]: gating is `disabled`; a connect with no revision takes any endpoint of the role.
 pub const SET_UNGATED: u32 = 1;
 
 /// Everything about one set that a connect needs, in one value: the whole snapshot of that set.
 ///
-/// About 330 KiB, most of it endpoints. A fixed size keeps the read path to plain loads with constant bounds, and
+/// About 270 KiB, most of it endpoints. A fixed size keeps the read path to plain loads with constant bounds, and
 /// a swap to one system call.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -142,8 +166,8 @@ pub struct SetTable {
     pub slots: [Slot; MAX_REVISIONS],
     /// The endpoints of each role, of all revisions together; used with [`SET_UNGATED`].
     pub any: [Range; MAX_ROLES],
-    /// The endpoints, sorted by (role, family, slot), so that every range is one run.
-    pub endpoints: [Address; MAX_ENDPOINTS],
+    /// The endpoints, sorted by (role, family, slot), so that every range is one run: see [`endpoints`](crate::endpoints).
+    pub endpoints: [u32; ENDPOINT_WORDS + MAX_WORDS - 1],
 }
 
 /// [`Vip::flags`]: only member Pods and pinned sockets are steered; others are denied.
@@ -193,16 +217,14 @@ pub const MEMBER_BY_PORT: u16 = 2;
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 pub struct Member {
-    /// Index into `SETS`.
-    pub set: u16,
-    /// The revision's slot.
-    pub slot: u16,
-    /// The revision's epoch.
-    pub epoch: u32,
+    /// Of which revision.
+    pub tenant: Tenant,
     /// The role, for endpoints; `u16::MAX` for a member whose role takes no traffic.
     pub role: u16,
     /// [`MEMBER_ENDPOINT`], [`MEMBER_BY_PORT`] or 0.
     pub flags: u16,
+    /// Always 0.
+    pub zero: u32,
 }
 
 /// [`Source::kind`]: a member Pod of a set.
@@ -212,14 +234,12 @@ pub const SOURCE_MEMBER: u32 = 1;
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 pub struct Source {
-    /// Index into `SETS`.
-    pub set: u16,
-    /// The revision's slot.
-    pub slot: u16,
-    /// The revision's epoch.
-    pub epoch: u32,
+    /// Of which revision.
+    pub tenant: Tenant,
     /// [`SOURCE_MEMBER`]; any other is as if the process were not known.
     pub kind: u32,
+    /// Always 0.
+    pub zero: u32,
 }
 
 /// [`Pin::kind`]: the socket is the agent's, and pinned to a revision.
@@ -236,15 +256,11 @@ pub struct Pin {
     pub endpoint: Address,
     /// [`PIN_REVISION`] or [`PIN_AGENT`].
     pub kind: u32,
-    /// Index into `SETS`.
-    pub set: u16,
-    /// The revision's slot.
-    pub slot: u16,
-    /// The revision's epoch.
-    pub epoch: u32,
+    /// To which revision.
+    pub tenant: Tenant,
 }
 
-/// [`Peer::slot`] and [`ConnectionKey::slot`] of a connection that was steered with [`SET_UNGATED`], to any revision.
+/// [`Tenant::slot`] of a connection that was steered with [`SET_UNGATED`], to any revision.
 pub const ANY_SLOT: u16 = u16::MAX;
 
 /// [`Peer::state`]: `getpeername` answers the VIP (an ordinary client), not the endpoint (a pinned socket).
@@ -270,12 +286,8 @@ pub struct Peer {
     pub cookie: u64,
     /// [`PEER_HIDDEN`], [`PEER_COUNTED`] and until when: one word, which changes at once. 0: nobody's.
     pub state: u64,
-    /// Index into `SETS`.
-    pub set: u16,
-    /// The revision's slot.
-    pub slot: u16,
-    /// The revision's epoch.
-    pub epoch: u32,
+    /// Of which revision.
+    pub tenant: Tenant,
     /// The endpoint that it was steered to.
     pub endpoint: Address,
     /// The VIP that the socket dialled.
@@ -288,12 +300,10 @@ pub struct Peer {
 pub struct ConnectionKey {
     /// The endpoint.
     pub endpoint: Address,
-    /// Index into `SETS`.
-    pub set: u16,
-    /// The revision's slot.
-    pub slot: u16,
-    /// The revision's epoch.
-    pub epoch: u32,
+    /// Always 0.
+    pub zero: u32,
+    /// Of which revision.
+    pub tenant: Tenant,
 }
 
 /// Steered TCP connections of one endpoint, on one CPU. Sum over the CPUs; the difference is what is open.
@@ -353,14 +363,10 @@ pub struct Event {
     pub outcome: u32,
     /// One of the `CALLER_` values.
     pub caller: u32,
-    /// The epoch of the pin, with [`CALLER_PINNED`].
-    pub epoch: u32,
-    /// The set of the pin, an index into `SETS`.
-    pub set: u16,
-    /// The slot of the pin.
-    pub slot: u16,
     /// The protocol, `IPPROTO_`.
     pub protocol: u32,
+    /// Of the pin, with [`CALLER_PINNED`].
+    pub tenant: Tenant,
 }
 
 /// What became of the events of one CPU.
@@ -388,8 +394,7 @@ const _: () = {
     assert!(size_of::<SetTable>().is_multiple_of(8));
     assert!(size_of::<Peer>() == 64, "as large as a cache line");
     assert!(MAX_PEERS.is_power_of_two());
-    assert!(size_of::<SetTable>() < 400 * 1024);
-    assert!(MAX_ENDPOINTS.is_power_of_two() && MAX_ENDPOINTS <= u16::MAX as usize);
+    assert!(size_of::<SetTable>() < 300 * 1024);
     assert!(MAX_SETS < 255, "no anchor is at the address of the probe");
     assert!(MAX_REVISIONS == 64, "pick::rank takes exactly six steps");
 };

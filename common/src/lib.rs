@@ -4,6 +4,7 @@
 //! - [`pick`]: the one function from weights and a draw to a revision, and from a draw to an endpoint.
 //! - [`address`]: the one place where addresses and ports change byte order.
 //! - [`decide`]: the one function from a connect to its fate.
+//! - [`endpoints`]: how the maps hold endpoints.
 //! - [`counter`]: the outcomes that the kernel programs count.
 //! - [`twin`]: how the tests ask the kernel for a decision.
 //!
@@ -17,6 +18,7 @@
 pub mod address;
 pub mod counter;
 pub mod decide;
+pub mod endpoints;
 pub mod layout;
 pub mod pick;
 pub mod twin;

@@ -58,14 +58,10 @@ pub struct Answer {
     pub counter: u32,
     /// Where to.
     pub endpoint: Address,
-    /// The revision's epoch.
-    pub epoch: u32,
-    /// Index into `SETS`.
-    pub set: u16,
-    /// The revision's slot.
-    pub slot: u16,
     /// 1: `getpeername` answers the VIP.
     pub hidden: u32,
+    /// Of which revision.
+    pub tenant: layout::Tenant,
 }
 
 impl From<Verdict> for Answer {
@@ -80,9 +76,7 @@ impl From<Verdict> for Answer {
                 verdict: STEER,
                 counter: steer.how as u32,
                 endpoint: steer.endpoint,
-                epoch: steer.epoch,
-                set: steer.set,
-                slot: steer.slot,
+                tenant: steer.tenant,
                 hidden: u32::from(hides(steer.how as u32)),
             },
         }

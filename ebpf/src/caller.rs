@@ -3,12 +3,12 @@
 use aya_ebpf::helpers::bpf_get_current_ancestor_cgroup_id;
 use revgate_common::layout::{SOURCE_LEVELS, SOURCE_MEMBER, Source};
 
-use crate::{fate::tenant, maps};
+use crate::maps;
 
 /// What [`source`] returns for a process that is no member's. No member has it: its slot would be out of bounds.
 const STRANGER: u64 = u64::MAX;
 
-/// The member Pod that the process is of, as a [`tenant`].
+/// The member Pod that the process is of, as [`Tenant::bits`](revgate_common::layout::Tenant::bits).
 ///
 /// A function of its own for the verifier, see [`fate`](crate::fate).
 #[inline(never)]
@@ -23,7 +23,7 @@ pub(crate) extern "C" fn source() -> u64 {
             if source.kind != SOURCE_MEMBER {
                 break;
             }
-            return tenant(source.set, source.slot, source.epoch);
+            return source.tenant.bits();
         }
         levels >>= 8;
         tried += 1;
@@ -33,14 +33,8 @@ pub(crate) extern "C" fn source() -> u64 {
 
 /// What [`source`] found.
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "the parts that were put together")]
 pub(crate) fn unpack(found: u64) -> Option<Source> {
-    (found != STRANGER).then_some(Source {
-        set: found as u16,
-        slot: (found >> 16) as u16,
-        epoch: (found >> 32) as u32,
-        kind: SOURCE_MEMBER,
-    })
+    (found != STRANGER).then(|| Source { tenant: bytemuck::cast(found), kind: SOURCE_MEMBER, zero: 0 })
 }
 
 /// The cgroups of the process at the levels at which Pods' cgroups are. Straight on, with nothing for the verifier to

@@ -9,7 +9,8 @@ use revgate_common::{
     address::{self, Address},
     counter::Counter,
     decide::{self, Caller, Draw, Family, Verdict},
-    layout::{Pin, Range, Source},
+    endpoints::Range,
+    layout::{Pin, SetTable, Source},
 };
 
 use crate::{
@@ -88,7 +89,7 @@ fn run(ctx: &SockAddrContext, to: &Address, family: Family) -> Next {
     let refused = match decide::decide(&Published, &Live { ctx }, to, family) {
         Verdict::Pass => return Next::Go,
         Verdict::Steer(steer) => {
-            let tenant = fate::tenant(steer.set, steer.slot, steer.epoch);
+            let tenant = steer.tenant.bits();
             let _ = fate::steered(ctx.sock_addr, to, &raw const steer.endpoint, tenant, steer.how as u32);
             return Next::To(steer.endpoint);
         }
@@ -127,8 +128,7 @@ impl Caller for Live<'_> {
     }
 
     #[inline(always)]
-    fn index(&self, range: Range, to: &Address, family: Family) -> Option<u32> {
-        let index = fate::index(bytemuck::cast(range), to, u32::from(family == Family::V6));
-        (index != fate::NONE).then_some(index)
+    fn pick(&self, table: &SetTable, range: Range, to: &Address, family: Family) -> Option<Address> {
+        fate::pick(table, range, to, family, self.draw(Draw::Endpoint))
     }
 }

@@ -68,7 +68,7 @@ fn closed(ctx: &SockOpsContext) {
 
 #[inline(always)]
 fn add(peer: &Peer, opened: u64, closed: u64) {
-    let key = ConnectionKey { endpoint: peer.endpoint, set: peer.set, slot: peer.slot, epoch: peer.epoch };
+    let key = ConnectionKey { endpoint: peer.endpoint, zero: 0, tenant: peer.tenant };
     let counts = CONNECTIONS.get_ptr_mut(key).or_else(|| {
         // Another CPU may have been faster, or the table is full; the lookup tells.
         let _ = CONNECTIONS.insert(key, &NONE, u64::from(BPF_NOEXIST));

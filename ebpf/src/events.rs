@@ -11,7 +11,7 @@ use revgate_common::{
     address::Address,
     layout::{
         CALLER_AGENT, CALLER_PINNED, CALLER_PROCESS, EVENT_WINDOW_SHIFT, EVENTS_PER_WINDOW, EventAccount,
-        PIN_REVISION, Pin,
+        PIN_REVISION, Pin, Tenant,
     },
 };
 
@@ -55,9 +55,7 @@ fn send(account: &mut EventAccount, ctx: &SockAddrContext, to: &Address, outcome
         (*event).to = *to;
         (*event).outcome = outcome;
         (*event).caller = caller;
-        (*event).epoch = pin.epoch;
-        (*event).set = pin.set;
-        (*event).slot = pin.slot;
+        (*event).tenant = pin.tenant;
         (*event).protocol = protocol;
     }
     account.sent += 1;
@@ -65,8 +63,11 @@ fn send(account: &mut EventAccount, ctx: &SockAddrContext, to: &Address, outcome
 }
 
 /// What stands for the pin of a socket that has none.
-const NO_PIN: Pin =
-    Pin { endpoint: Address { ip: [0; 4], port: 0, zero: 0 }, kind: 0, set: 0, slot: 0, epoch: 0 };
+const NO_PIN: Pin = Pin {
+    endpoint: Address { ip: [0; 4], port: 0, zero: 0 },
+    kind: 0,
+    tenant: Tenant { set: 0, slot: 0, epoch: 0 },
+};
 
 /// Whether this window has room for one more.
 #[inline(always)]

@@ -4,16 +4,13 @@
 //! that returns an unknown number. So the many ways in which a decision comes about are not many ways through what
 //! follows. Global to the verifier is what the object exports and does not inline.
 
-use aya_ebpf::{
-    bindings::bpf_sock_addr,
-    helpers::{bpf_get_prandom_u32, bpf_set_retval},
-    programs::SockAddrContext,
-};
+use aya_ebpf::{bindings::bpf_sock_addr, helpers::bpf_set_retval, programs::SockAddrContext};
 use revgate_common::{
     address::Address,
     counter::Counter,
     decide::{self, Family},
-    layout::PEER_HIDDEN,
+    endpoints::{Place, Range},
+    layout::{PEER_HIDDEN, SetTable},
 };
 
 use crate::{
@@ -21,17 +18,10 @@ use crate::{
     events, maps, peers, trace,
 };
 
-/// A tenant of a slot in one number.
-#[inline(always)]
-pub(crate) fn tenant(set: u16, slot: u16, epoch: u32) -> u64 {
-    u64::from(set) | u64::from(slot) << 16 | u64::from(epoch) << 32
-}
-
 /// Counts how a connect was steered, and remembers where. When the kernel is out of memory the connect goes on: the
 /// socket then shows its true peer and is not counted. Goes on always: a global function has to return a number.
 #[inline(never)]
 #[unsafe(no_mangle)]
-#[expect(clippy::cast_possible_truncation, reason = "the parts of a tenant")]
 pub(crate) extern "C" fn steered(
     ctx: *mut bpf_sock_addr,
     vip: *const Address,
@@ -45,9 +35,7 @@ pub(crate) extern "C" fn steered(
     let Some((peer, until)) = peers::take(ctx) else { return GO };
     put(&mut peer.vip, vip);
     put(&mut peer.endpoint, endpoint);
-    peer.set = tenant as u16;
-    peer.slot = (tenant >> 16) as u16;
-    peer.epoch = (tenant >> 32) as u32;
+    peer.tenant = bytemuck::cast(tenant);
     peer.state = if decide::hides(how) { until | PEER_HIDDEN } else { until };
     GO
 }
@@ -81,18 +69,34 @@ pub(crate) extern "C" fn refused(ctx: *mut bpf_sock_addr, to: *const Address, ou
     FAIL
 }
 
-/// What [`index`] returns where there is nothing to pick.
-pub(crate) const NONE: u32 = u32::MAX;
+/// [`Caller::pick`](decide::Caller::pick) by functions of their own for the verifier.
+#[inline(always)]
+pub(crate) fn pick(
+    table: &SetTable,
+    range: Range,
+    to: &Address,
+    family: Family,
+    draw: u32,
+) -> Option<Address> {
+    let v6 = u32::from(family == Family::V6);
+    let place = place(bytemuck::cast(range.runs), bytemuck::cast(range.form), to, v6, draw);
+    if place == NONE {
+        return None;
+    }
+    let place = Place::from_bits(place);
+    Some(table.endpoint(place, family))
+}
 
-/// An index within a range, for a socket of IPv6 or of IPv4.
+/// What [`place`] returns where there is no endpoint.
+const NONE: u64 = u64::MAX;
+
+/// A place in a range, for a socket of IPv6 or of IPv4.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn index(range: u64, to: *const Address, v6: u32) -> u32 {
+extern "C" fn place(runs: u64, form: u64, to: *const Address, v6: u32, draw: u32) -> u64 {
+    let range = Range { runs: bytemuck::cast(runs), form: bytemuck::cast(form) };
     let family = if v6 == 0 { Family::V4 } else { Family::V6 };
-    // SAFETY: helpers without memory arguments; the caller hands over its own address, and the verifier asks for the
-    // check.
-    unsafe {
-        let Some(to) = to.as_ref() else { return NONE };
-        decide::index(bytemuck::cast(range), to, family, bpf_get_prandom_u32()).unwrap_or(NONE)
-    }
+    // SAFETY: the caller hands over its own address; the verifier asks for the check.
+    let Some(to) = (unsafe { to.as_ref() }) else { return NONE };
+    decide::place(range, to, family, draw).map_or(NONE, Place::to_bits)
 }

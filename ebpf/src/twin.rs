@@ -2,12 +2,17 @@
 
 use aya_ebpf::{macros::classifier, programs::TcContext};
 use revgate_common::{
+    address::Address,
     decide::{self, Caller, Draw, Family, Verdict},
-    layout::{Pin, Source},
+    endpoints::Range,
+    layout::{Pin, SetTable, Source},
     twin::{AUDIT, Answer, DENY, NO_PIN, PASS, Trial},
 };
 
-use crate::maps::{self, Published};
+use crate::{
+    fate,
+    maps::{self, Published},
+};
 
 /// The run worked (`TC_ACT_OK`); the packet holds the answer.
 const WORKED: i32 = 0;
@@ -59,5 +64,10 @@ impl Caller for Trying<'_> {
             Draw::Revision => self.0.draw_revision,
             Draw::Endpoint => self.0.draw_endpoint,
         }
+    }
+
+    #[inline(always)]
+    fn pick(&self, table: &SetTable, range: Range, to: &Address, family: Family) -> Option<Address> {
+        fate::pick(table, range, to, family, self.draw(Draw::Endpoint))
     }
 }

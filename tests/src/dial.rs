@@ -9,7 +9,7 @@ use std::{
 use revgate_common::{
     address::Address,
     counter::Counter,
-    layout::{PIN_REVISION, Pin},
+    layout::{PIN_REVISION, Pin, Tenant},
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -68,7 +68,7 @@ pub fn pinned(node: &Node, slot: u16, epoch: u32, endpoint: Option<SocketAddr>, 
     let socket = tcp_socket(domain);
     let endpoint = endpoint.map_or(Address::default(), Address::from);
     node.pinner()
-        .pin(socket.as_fd(), &Pin { endpoint, kind: PIN_REVISION, set: 0, slot, epoch })
+        .pin(socket.as_fd(), &Pin { endpoint, kind: PIN_REVISION, tenant: Tenant { set: 0, slot, epoch } })
         .expect("pinned");
     socket
 }

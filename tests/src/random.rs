@@ -12,7 +12,7 @@ use revgate::{
 use revgate_common::{
     address::Address,
     counter::Counter,
-    layout::{self, ANY_SLOT, PIN_AGENT, PIN_REVISION, Pin},
+    layout::{self, ANY_SLOT, PIN_AGENT, PIN_REVISION, Pin, Tenant},
     twin::{DENY, PASS, STEER, Trial},
 };
 
@@ -62,7 +62,14 @@ fn revision_of(set: u8, slot: u8, counts: Counts) -> Revision {
         } else {
             Ipv6Addr::new(0xfd00, 0, 0, 0, set.into(), slot.into(), role.into(), u16::from(n) + 1).into()
         };
-        SocketAddr::new(ip, 8000)
+        // A table writes endpoints of one port and of several in different ways: here of one, of one for each Pod, and of
+        // one for each revision.
+        let more = match (set, role) {
+            (0, _) => 0,
+            (_, 0) => n,
+            _ => slot,
+        };
+        SocketAddr::new(ip, 8000 + u16::from(more))
     };
     let endpoints = (0_u8..).zip(counts).map(|(role, (v4, v6))| {
         (0..v4).map(|n| endpoint(role, n, true)).chain((0..v6).map(|n| endpoint(role, n, false))).collect()
@@ -114,13 +121,8 @@ pub fn trials() -> impl Strategy<Value = Trial> {
         |(kind, set, slot, other, endpoint)| {
             // Mostly the epoch of the tenant.
             let right = epoch_of(u8::try_from(set).unwrap_or(0), u8::try_from(slot).unwrap_or(0));
-            Pin {
-                endpoint,
-                kind,
-                set,
-                slot,
-                epoch: if other == 0 { 0 } else { right + u32::from(other == 1) },
-            }
+            let epoch = if other == 0 { 0 } else { right + u32::from(other == 1) };
+            Pin { endpoint, kind, tenant: Tenant { set, slot, epoch } }
         },
     );
     let to =
@@ -167,7 +169,7 @@ impl Fate {
             Self::Steer(to, counter) => {
                 let endpoint = SocketAddr::from(answer.endpoint);
                 let set = set_of(endpoint);
-                let epoch = match u8::try_from(answer.slot) {
+                let epoch = match u8::try_from(answer.tenant.slot) {
                     Ok(slot) => epoch_of(set, slot),
                     // Of no revision.
                     Err(_) => 0,
@@ -175,9 +177,9 @@ impl Fate {
                 let ordinary = matches!(counter, Counter::SteeredOwn | Counter::SteeredWeight);
                 answer.verdict == STEER
                     && answer.counter == *counter as u32
-                    && to.contains(&(answer.slot, endpoint))
-                    && answer.set == u16::from(set)
-                    && answer.epoch == epoch
+                    && to.contains(&(answer.tenant.slot, endpoint))
+                    && answer.tenant.set == u16::from(set)
+                    && answer.tenant.epoch == epoch
                     && answer.hidden == u32::from(ordinary)
             }
         }
@@ -217,11 +219,12 @@ pub fn fate(world: &World, trial: &Trial) -> Fate {
         if pin.kind == PIN_AGENT {
             return Fate::Deny(Counter::DeniedUnpinnedAgent);
         }
-        let tenant = if usize::from(pin.set) == set { tenant(pin.slot, pin.epoch) } else { None };
+        let tenant =
+            if usize::from(pin.tenant.set) == set { tenant(pin.tenant.slot, pin.tenant.epoch) } else { None };
         let Some(revision) = tenant else { return Fate::Deny(Counter::DeniedStalePin) };
         let endpoint = SocketAddr::from(pin.endpoint);
         if revision.endpoints[role].contains(&endpoint) && (trial.family == 6 || endpoint.is_ipv4()) {
-            return Fate::Steer(vec![(pin.slot, endpoint)], Counter::SteeredPin);
+            return Fate::Steer(vec![(pin.tenant.slot, endpoint)], Counter::SteeredPin);
         }
         let how = if pin.endpoint.port == 0 { Counter::SteeredPin } else { Counter::Repicked };
         return steer(of(revision), how);
@@ -288,7 +291,9 @@ fn direct(world: &World, to: SocketAddr, pin: Option<Pin>, source: Option<&Sourc
     });
     let Some(owner) = owner else { return Fate::Pass };
     let mine = match (pin, source) {
-        (Some(pin), _) if pin.kind == PIN_REVISION => Some((usize::from(pin.set), pin.slot, pin.epoch)),
+        (Some(pin), _) if pin.kind == PIN_REVISION => {
+            Some((usize::from(pin.tenant.set), pin.tenant.slot, pin.tenant.epoch))
+        }
         (None, Some(source)) if source.set == owner.0 => Some((source.set, source.slot, source.epoch)),
         _ => None,
     };

@@ -15,7 +15,8 @@ use revgate::{
 use revgate_common::{
     address::Address,
     counter::Counter,
-    layout::{FENCE_AUDIT, MAX_ENDPOINTS, MEMBER_BY_PORT, MEMBER_ENDPOINT, Pin, SetTable},
+    endpoints::Range,
+    layout::{FENCE_AUDIT, MAX_ENDPOINTS, MEMBER_BY_PORT, MEMBER_ENDPOINT, Pin, SetTable, Tenant},
     twin::{AUDIT, DENY, PASS, STEER, Trial},
 };
 use revgate_tests::{
@@ -53,18 +54,16 @@ proptest! {
                 let mut all = Vec::new();
                 for revision in &set.revisions {
                     let range = table.slots[usize::from(revision.slot)].ranges[role];
-                    let v4 = run(table, range.v4_start, range.v4_count);
-                    let v6 = run(table, range.v6_start, range.v6_count);
-                    prop_assert!(v4.iter().all(SocketAddr::is_ipv4) && v6.iter().all(SocketAddr::is_ipv6));
-                    let mut has = [v4, v6].concat();
+                    let mut has = endpoints(table, &range);
+                    let v4 = usize::from(range.runs.v4_count);
+                    prop_assert!(has[..v4].iter().all(SocketAddr::is_ipv4) && has[v4..].iter().all(SocketAddr::is_ipv6));
                     let mut wants = revision.endpoints[role].clone();
                     has.sort_unstable();
                     wants.sort_unstable();
                     prop_assert_eq!(&has, &wants);
                     all.extend(has);
                 }
-                let any = table.any[role];
-                let mut has = [run(table, any.v4_start, any.v4_count), run(table, any.v6_start, any.v6_count)].concat();
+                let mut has = endpoints(table, &table.any[role]);
                 has.sort_unstable();
                 all.sort_unstable();
                 prop_assert_eq!(has, all);
@@ -85,7 +84,7 @@ proptest! {
                     // Whatever this table or the one before steers to is a member now.
                     for table in [table, &*old.sets[index as usize]] {
                         for range in &table.any {
-                            for endpoint in run(table, range.v4_start, range.v4_count) {
+                            for endpoint in endpoints(table, range) {
                                 prop_assert!(members.contains_key(&Address::from(endpoint)), "{}", endpoint);
                             }
                         }
@@ -130,9 +129,8 @@ fn the_random_connects_meet_every_outcome() {
 }
 
 /// A run of a table's endpoints.
-fn run(table: &SetTable, start: u16, count: u16) -> Vec<SocketAddr> {
-    let all = table.endpoints.iter().map(|e| SocketAddr::from(*e));
-    all.skip(start.into()).take(count.into()).collect()
+fn endpoints(table: &SetTable, range: &Range) -> Vec<SocketAddr> {
+    table.endpoints(range).map(SocketAddr::from).collect()
 }
 
 #[test]
@@ -161,7 +159,7 @@ fn on_the_network_of_its_node_only_the_ports_of_a_pod_are_fenced() {
     let tables = tables(&World::of(vec![a, Revision::new("b", 1, 2, &[])]));
     assert_eq!(tables.members[&Address::from(endpoint).any_port()].flags, MEMBER_BY_PORT);
     assert_eq!(tables.members[&Address::from(endpoint)].flags, MEMBER_ENDPOINT);
-    let pin = Pin { endpoint: Address::default(), kind: 1, set: 0, slot: 1, epoch: 2 };
+    let pin = Pin { endpoint: Address::default(), kind: 1, tenant: Tenant { set: 0, slot: 1, epoch: 2 } };
     let mut trial = Trial {
         cgroup: 0,
         to: endpoint.into(),
@@ -190,7 +188,10 @@ fn a_port_is_of_the_revision_whose_endpoint_it_is_not_of_one_that_only_declares_
     serves.endpoints[1].push(endpoint);
     let tables = tables(&World::of(vec![declares, serves]));
     let member = tables.members[&Address::from(endpoint)];
-    assert_eq!((member.flags, member.slot, member.epoch, member.role), (MEMBER_ENDPOINT, 1, 2, 1));
+    assert_eq!(
+        (member.flags, member.tenant.slot, member.tenant.epoch, member.role),
+        (MEMBER_ENDPOINT, 1, 2, 1)
+    );
 }
 
 #[test]

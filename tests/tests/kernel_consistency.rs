@@ -15,7 +15,7 @@ use std::{
 use revgate::{config::FenceMode, kernel::Pinner};
 use revgate_common::{
     address::Address,
-    layout::{PIN_REVISION, Pin},
+    layout::{PIN_REVISION, Pin, Tenant},
 };
 use revgate_tests::{
     dial::{ECONNREFUSED, EHOSTUNREACH, at, dial, dial_with, errno, pinned, tcp_socket},
@@ -111,7 +111,11 @@ fn client(pinner: &Pinner, progress: &Progress, vips: [SocketAddr; 2]) -> (BTree
         let retired = progress.in_force.load(Ordering::Acquire);
         let pin = (n & 2 == 2).then(|| tenant(retired, n >> 2 & 1));
         if let Some((slot, epoch)) = pin {
-            let pin = Pin { endpoint: Address::default(), kind: PIN_REVISION, set: 0, slot, epoch };
+            let pin = Pin {
+                endpoint: Address::default(),
+                kind: PIN_REVISION,
+                tenant: Tenant { set: 0, slot, epoch },
+            };
             pinner.pin(socket.as_fd(), &pin).unwrap();
         }
         let reached = dial_with(&socket, vips[role]);
@@ -155,7 +159,7 @@ fn every_connect_sees_one_generation_and_none_that_was_retired_before_it_began()
             // What the programs noted of each connection agrees with where it went.
             for (key, _) in reader.connections().unwrap() {
                 let who = identity(key.endpoint.into());
-                assert_eq!((who.slot, who.epoch), (key.slot, key.epoch), "{key:?}");
+                assert_eq!((who.slot, who.epoch), (key.tenant.slot, key.tenant.epoch), "{key:?}");
             }
         }
         progress.done.store(true, Ordering::Release);

@@ -7,7 +7,7 @@ use revgate::{config::FenceMode, kernel::Incoming, observe::denied_log::Denied};
 use revgate_common::{
     address::Address,
     counter::Counter,
-    layout::{CALLER_AGENT, CALLER_PINNED, CALLER_PROCESS, EVENTS_PER_WINDOW, Event, PIN_AGENT, Pin},
+    layout::{CALLER_AGENT, CALLER_PINNED, CALLER_PROCESS, EVENTS_PER_WINDOW, Event, PIN_AGENT, Pin, Tenant},
 };
 use revgate_tests::{
     dial::{ECONNREFUSED, at, count, dial, dial_with, errno, pinned, tcp_socket},
@@ -55,10 +55,8 @@ fn an_event_says_who_dialled_whom_and_what_became_of_it() {
         to: to.into(),
         outcome: outcome as u32,
         caller,
-        epoch,
-        set,
-        slot,
         protocol: 6,
+        tenant: Tenant { set, slot, epoch },
     };
 
     assert!(node::inside(&in_a, node.cgroup(), || dial(stage.b)).is_err());
@@ -76,7 +74,7 @@ fn an_event_says_who_dialled_whom_and_what_became_of_it() {
     assert_eq!(events.take(), Some(foreign));
 
     let socket = tcp_socket(Domain::IPV4);
-    let pin = Pin { endpoint: Address::default(), kind: PIN_AGENT, set: 0, slot: 0, epoch: 0 };
+    let pin = Pin { endpoint: Address::default(), kind: PIN_AGENT, tenant: Tenant::default() };
     node.pinner().pin(socket.as_fd(), &pin).unwrap();
     assert!(dial_with(&socket, stage.vip).is_err());
     let unpinned = expected(0, stage.vip, Counter::DeniedUnpinnedAgent, CALLER_AGENT, (0, 0, 0));

@@ -16,7 +16,7 @@ use revgate::{
 use revgate_common::{
     address::Address,
     counter::Counter,
-    layout::{PIN_AGENT, Pin},
+    layout::{PIN_AGENT, Pin, Tenant},
 };
 use revgate_tests::{
     dial::{ECONNREFUSED, at, count, dial, dial_with, disconnect, errno, pinned, tcp_socket},
@@ -46,7 +46,7 @@ impl Caller {
             Self::Pinned => dial_with(&pinned(node, 0, 1, None, domain), to),
             Self::Agent => {
                 let socket = tcp_socket(domain);
-                let pin = Pin { endpoint: Address::default(), kind: PIN_AGENT, set: 0, slot: 0, epoch: 0 };
+                let pin = Pin { endpoint: Address::default(), kind: PIN_AGENT, tenant: Tenant::default() };
                 node.pinner().pin(socket.as_fd(), &pin).unwrap();
                 dial_with(&socket, to)
             }

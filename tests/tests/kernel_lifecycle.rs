@@ -200,7 +200,7 @@ fn connections_are_counted_by_endpoint_until_their_revision_is_gone() {
     let counts = |node: &Node| -> Vec<_> {
         let all = node.reader().connections().unwrap();
         all.into_iter()
-            .map(|(key, n)| (key.endpoint.into(), key.slot, key.epoch, n.opened, n.closed))
+            .map(|(key, n)| (key.endpoint.into(), key.tenant.slot, key.tenant.epoch, n.opened, n.closed))
             .collect()
     };
     assert_eq!(counts(&node), [(endpoint, 3, 7, 3, 0)]);

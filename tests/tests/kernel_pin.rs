@@ -7,7 +7,7 @@ use revgate::{config::FenceMode, kernel::Pinner};
 use revgate_common::{
     address::Address,
     counter::Counter,
-    layout::{self, PIN_AGENT, Pin},
+    layout::{self, PIN_AGENT, Pin, Tenant},
 };
 use revgate_tests::{
     dial::{ECONNREFUSED, EHOSTUNREACH, at, count, dial, dial_with, disconnect, errno, pinned, tcp_socket},
@@ -133,7 +133,7 @@ fn only_pinned_sockets_use_an_anchor_and_an_agent_socket_without_a_pin_uses_no_v
     assert_eq!(count(&node, Counter::DeniedForeign), 1);
 
     let socket = tcp_socket(Domain::IPV4);
-    let unpinned = Pin { endpoint: Address::default(), kind: PIN_AGENT, set: 0, slot: 0, epoch: 0 };
+    let unpinned = Pin { endpoint: Address::default(), kind: PIN_AGENT, tenant: Tenant::default() };
     node.pinner().pin(socket.as_fd(), &unpinned).unwrap();
     assert_eq!(errno(&dial_with(&socket, two.vip)), EHOSTUNREACH);
     assert_eq!(count(&node, Counter::DeniedUnpinnedAgent), 1);
@@ -161,7 +161,11 @@ fn without_kernel_programs_endpoints_are_dialled_by_their_own_address() {
     let endpoint = echo::tcp("127.66.1.1");
     let pinner = Pinner::user_space();
     let socket = tcp_socket(Domain::IPV4);
-    let pin = Pin { endpoint: endpoint.into(), kind: layout::PIN_REVISION, set: 0, slot: 0, epoch: 1 };
+    let pin = Pin {
+        endpoint: endpoint.into(),
+        kind: layout::PIN_REVISION,
+        tenant: Tenant { set: 0, slot: 0, epoch: 1 },
+    };
     pinner.pin(socket.as_fd(), &pin).unwrap();
     assert_eq!(pinner.destination(0, 1, endpoint), endpoint);
     assert_eq!(dial_with(&socket, pinner.destination(0, 1, endpoint)).unwrap(), endpoint);

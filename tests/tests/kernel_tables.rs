@@ -16,7 +16,7 @@ use revgate::{
     kernel::{tables::Tables, twin::Twin},
 };
 use revgate_common::{
-    layout::{PIN_REVISION, Pin},
+    layout::{PIN_REVISION, Pin, Tenant},
     twin::{STEER, Trial},
 };
 use revgate_tests::{
@@ -81,9 +81,7 @@ fn a_swap_under_way_never_mixes_one_table_with_another() {
                     let pin = Pin {
                         endpoint: revgate_common::address::Address::default(),
                         kind: if draw & 1024 == 0 { PIN_REVISION } else { 0 },
-                        set: 0,
-                        slot: 0,
-                        epoch: 1,
+                        tenant: Tenant { set: 0, slot: 0, epoch: 1 },
                     };
                     let trial = Trial {
                         cgroup: 0,
@@ -99,10 +97,10 @@ fn a_swap_under_way_never_mixes_one_table_with_another() {
                     decided.fetch_add(1, Ordering::Relaxed);
                     if answer.verdict == STEER {
                         let endpoint = SocketAddr::from(answer.endpoint);
-                        assert!(endpoints(answer.epoch).contains(&endpoint), "{answer:?}");
-                        steered[usize::from(answer.epoch > 2)].fetch_add(1, Ordering::Relaxed);
+                        assert!(endpoints(answer.tenant.epoch).contains(&endpoint), "{answer:?}");
+                        steered[usize::from(answer.tenant.epoch > 2)].fetch_add(1, Ordering::Relaxed);
                         assert!(
-                            pin.kind == 0 || answer.epoch == 1,
+                            pin.kind == 0 || answer.tenant.epoch == 1,
                             "a pin never leaves its tenant: {answer:?}"
                         );
                     }

@@ -21,7 +21,7 @@ use crate::observe::{Report, admin};
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// After this a person at a terminal is told what is awaited.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Largest report that is read: 16,384 endpoints in each of 64 sets take about 150 bytes each.
+/// Largest report that is read: 13,107 endpoints in each of 64 sets take about 150 bytes each.
 const MAX_REPORT: usize = 256 << 20;
 
 /// Where to find the agent.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <bpffs>/revgate/            locked by the agent that runs
-//!                 v4/maps/      the maps of the object, by name
+//!                 v5/maps/      the maps of the object, by name
 //!                    links/     what is attached
 //!                    programs/  what the links run
 //!                    tables/    the inner maps: vips, members, sources, set-0 ..

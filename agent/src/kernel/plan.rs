@@ -119,7 +119,10 @@ fn same(a: &SetTable, b: &SetTable) -> bool {
 #[cfg(test)]
 mod tests {
     use bytemuck::zeroed_box;
-    use revgate_common::{address::Address, layout::VIP_ANCHOR};
+    use revgate_common::{
+        address::Address,
+        layout::{Tenant, VIP_ANCHOR},
+    };
 
     use super::*;
 
@@ -132,7 +135,7 @@ mod tests {
         };
         let at = |ip: u8| Address::v4(u32::from_ne_bytes([10, 0, 0, ip]), 80_u16.to_be());
         let vip = |set: u16| Vip { set, role: 0, flags: VIP_ANCHOR };
-        let member = Member { set: 0, slot: 0, epoch: 1, role: 0, flags: 0 };
+        let member = Member { tenant: Tenant { set: 0, slot: 0, epoch: 1 }, role: 0, flags: 0, zero: 0 };
         Tables {
             sets: sets.iter().map(table).collect(),
             vips: (0..)

@@ -5,11 +5,12 @@ use std::collections::{HashMap, HashSet};
 use foldhash::fast::RandomState;
 use revgate_common::{
     address::Address,
+    endpoints::Range,
     layout::{
         self, ANY_SLOT, ConnectionKey, FENCE_AUDIT, FENCE_ENFORCE, FENCE_OFF, MAX_ENDPOINTS, MAX_REVISIONS,
-        MAX_ROLES, MAX_SETS, MEMBER_BY_PORT, MEMBER_ENDPOINT, Member, Range, SET_UNGATED, SOURCE_LEVELS,
-        SOURCE_MEMBER, SetTable, Settings, Slot, Source, VIP_ANCHOR, VIP_LEASED, VIP_MEMBERS_ONLY, VIP_PROBE,
-        Vip,
+        MAX_ROLES, MAX_SETS, MEMBER_BY_PORT, MEMBER_ENDPOINT, Member, SET_UNGATED, SOURCE_LEVELS,
+        SOURCE_MEMBER, SetTable, Settings, Slot, Source, Tenant, VIP_ANCHOR, VIP_LEASED, VIP_MEMBERS_ONLY,
+        VIP_PROBE, Vip,
     },
     pick::LastDraws,
 };
@@ -130,9 +131,9 @@ impl Tables {
 
     /// The endpoints of a revision. One in two sets stays with the first.
     fn add_endpoints(&mut self, set: u16, revision: &RevisionView) {
-        let RevisionView { slot, epoch, .. } = *revision;
+        let tenant = Tenant { set, slot: revision.slot, epoch: revision.epoch };
         for (role, endpoints) in (0_u16..).zip(&revision.endpoints) {
-            let member = Member { set, slot, epoch, role, flags: MEMBER_ENDPOINT };
+            let member = Member { tenant, role, flags: MEMBER_ENDPOINT, zero: 0 };
             for endpoint in endpoints {
                 self.members.entry(endpoint.address.into()).or_insert(member);
             }
@@ -142,8 +143,8 @@ impl Tables {
     /// The whole addresses of a revision, and the ports that its Pods on their node's network declare. One in two sets
     /// stays with the first.
     fn add_addresses(&mut self, set: u16, revision: &RevisionView) {
-        let RevisionView { slot, epoch, .. } = *revision;
-        let member = Member { set, slot, epoch, role: u16::MAX, flags: 0 };
+        let tenant = Tenant { set, slot: revision.slot, epoch: revision.epoch };
+        let member = Member { tenant, role: u16::MAX, flags: 0, zero: 0 };
         for endpoint in revision.endpoints.iter().flatten() {
             self.add_whole(&endpoint.pod, Address::from(endpoint.address).any_port(), member);
         }
@@ -168,10 +169,12 @@ impl Tables {
             let tenants = (0_u16..).zip(&table.slots).filter(|(_, slot)| slot.epoch != 0);
             let tenants = tenants.map(|(at, slot)| (at, slot.epoch, &slot.ranges));
             for (slot, epoch, ranges) in tenants.chain([(ANY_SLOT, 0, &table.any)]) {
-                for (start, count) in runs(ranges) {
-                    let run = table.endpoints.iter().skip(start.into()).take(count.into());
-                    all.extend(run.map(|at| ConnectionKey { endpoint: *at, set, slot, epoch }));
-                }
+                let endpoints = ranges.iter().flat_map(|range| table.endpoints(range));
+                all.extend(endpoints.map(|endpoint| ConnectionKey {
+                    endpoint,
+                    zero: 0,
+                    tenant: Tenant { set, slot, epoch },
+                }));
             }
         }
         all
@@ -179,7 +182,7 @@ impl Tables {
 
     /// A Pod's whole address; for a Pod on its node's network only a note that ports of it are members'.
     fn add_whole(&mut self, pod: &Pod, key: Address, member: Member) {
-        let shared = Member { set: 0, slot: 0, epoch: 0, role: u16::MAX, flags: MEMBER_BY_PORT };
+        let shared = Member { tenant: Tenant::default(), role: u16::MAX, flags: MEMBER_BY_PORT, zero: 0 };
         self.members.entry(key).or_insert(if pod.host_network { shared } else { member });
     }
 
@@ -202,7 +205,8 @@ impl Tables {
             let level = u8::try_from(source.cgroup.level).unwrap_or(0);
             match u16::try_from(source.set) {
                 Ok(set) if seen.contains(&level) => {
-                    let who = Source { set, slot: source.slot, epoch: source.epoch, kind: SOURCE_MEMBER };
+                    let tenant = Tenant { set, slot: source.slot, epoch: source.epoch };
+                    let who = Source { tenant, kind: SOURCE_MEMBER, zero: 0 };
                     self.sources.insert(source.cgroup.id, who);
                 }
                 _ => self.unseen_sources += 1,
@@ -253,45 +257,61 @@ fn set_table(set: &SetView, generation: u64) -> Result<Box<SetTable>, TooLarge> 
 
 /// Puts the endpoints in, sorted by (role, family, revision), and the ranges that point to them.
 ///
-/// Their number fits: it was checked, so every index does too.
+/// They fit: their number was checked, so every index does too.
 fn lay_out(table: &mut SetTable, set: &SetView) {
     let SetTable { endpoints, any, slots, .. } = table;
-    let mut free = (0_u16..).zip(endpoints.iter_mut());
-    let mut end = 0_u16;
-    for role in 0..set.roles.len() {
+    let mut free = endpoints.iter_mut().skip(1);
+    let mut used = 0_u16;
+    for (role, any) in any.iter_mut().enumerate() {
         for v4 in [true, false] {
-            let all = end;
+            let port = common_port(set.revisions.iter().flat_map(|revision| addresses(revision, role, v4)));
+            let (all, mut of_all) = (used, 0);
             for revision in &set.revisions {
-                let start = end;
-                let of_role = revision.endpoints.get(role).into_iter().flatten();
-                for address in of_role.map(|e| Address::from(e.address)).filter(|a| a.is_v4() == v4) {
-                    if let Some((at, place)) = free.next() {
-                        *place = address;
-                        end = at + 1;
+                let (start, mut count) = (used, 0);
+                for Address { ip: [a, b, c, d], port: own, .. } in addresses(revision, role, v4) {
+                    let own = (port == 0).then_some(u32::from(own));
+                    let rest: &[u32] = if v4 { &[] } else { &[a, b, c] };
+                    for (word, place) in own.into_iter().chain([d]).chain(rest.iter().copied()).zip(&mut free)
+                    {
+                        *place = word;
+                        used += 1;
                     }
+                    count += 1;
                 }
+                of_all += count;
                 let slot = slots.get_mut(usize::from(revision.slot));
                 if let Some(range) = slot.and_then(|slot: &mut Slot| slot.ranges.get_mut(role)) {
-                    set_range(range, v4, start, end);
+                    set_run(range, v4, start, count, port);
                 }
             }
-            if let Some(range) = any.get_mut(role) {
-                set_range(range, v4, all, end);
-            }
+            set_run(any, v4, all, of_all, port);
         }
     }
 }
 
-/// Start and count of every run.
-fn runs(ranges: &[Range]) -> impl Iterator<Item = (u16, u16)> {
-    ranges.iter().flat_map(|range| [(range.v4_start, range.v4_count), (range.v6_start, range.v6_count)])
+/// Of a revision's endpoints in a role, those of one family.
+fn addresses(revision: &RevisionView, role: usize, v4: bool) -> impl Iterator<Item = Address> {
+    let endpoints = revision.endpoints.get(role).into_iter().flatten();
+    endpoints.map(|e| Address::from(e.address)).filter(move |address| address.is_v4() == v4)
 }
 
-fn set_range(range: &mut Range, v4: bool, start: u16, end: u16) {
+/// The port of all, or 0.
+fn common_port(mut addresses: impl Iterator<Item = Address>) -> u16 {
+    let first = addresses.next().map_or(0, |address| address.port);
+    if addresses.all(|address| address.port == first) { first } else { 0 }
+}
+
+/// Endpoints behind so many used words, with this port or their own.
+const fn set_run(range: &mut Range, v4: bool, used: u16, count: u16, port: u16) {
+    let Range { runs, form } = range;
+    let own_port = (port == 0) as u16;
+    let start = used.saturating_add(own_port);
     if v4 {
-        (range.v4_start, range.v4_count) = (start, end - start);
+        (runs.v4_start, runs.v4_count) = (start, count);
+        (form.v4_words, form.v4_port) = (1 + own_port, port);
     } else {
-        (range.v6_start, range.v6_count) = (start, end - start);
+        (runs.v6_start, runs.v6_count) = (start, count);
+        (form.v6_words, form.v6_port) = (4 + own_port, port);
     }
 }
 

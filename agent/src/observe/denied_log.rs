@@ -12,7 +12,7 @@ use std::{
 
 use revgate_common::{
     counter::Counter,
-    layout::{self, CALLER_AGENT, CALLER_PINNED, Event},
+    layout::{self, CALLER_AGENT, CALLER_PINNED, Event, Tenant},
 };
 use tracing::warn;
 
@@ -41,7 +41,7 @@ impl Limit {
             self.since = Some(now);
             self.told.clear();
         }
-        let key = (event.cgroup, event.epoch, SocketAddr::from(event.to).ip(), event.outcome);
+        let key = (event.cgroup, event.tenant.epoch, SocketAddr::from(event.to).ip(), event.outcome);
         if self.told.contains(&key) || self.told.len() >= MAX_LINES {
             self.untold += 1;
             return None;
@@ -117,7 +117,8 @@ fn caller(event: &Event, snapshot: &Snapshot) -> String {
     };
     match event.caller {
         CALLER_PINNED => {
-            let revision = revision(event.set.into(), event.slot, event.epoch);
+            let Tenant { set, slot, epoch } = event.tenant;
+            let revision = revision(set.into(), slot, epoch);
             return format!("a socket of this agent pinned to {revision}");
         }
         CALLER_AGENT => return "a socket of this agent".to_owned(),
@@ -186,10 +187,8 @@ mod tests {
             to: to.parse::<SocketAddr>().unwrap().into(),
             outcome: outcome as u32,
             caller,
-            epoch: 1,
-            set: 0,
-            slot: 0,
             protocol: 6,
+            tenant: Tenant { set: 0, slot: 0, epoch: 1 },
         }
     }
 
@@ -233,7 +232,7 @@ mod tests {
              may dial it"
         );
         let mut stale = event("127.127.0.0:9", Counter::DeniedStalePin, CALLER_PINNED);
-        stale.epoch = 9;
+        stale.tenant.epoch = 9;
         assert_eq!(
             line(&stale),
             "refused: a socket of this agent pinned to a revision that has left to prefill of chat: the revision of \
@@ -258,7 +257,7 @@ mod tests {
         assert_eq!(Denied::of(&event, &rollout()), None);
         // Sets, slots and roles that do not exist.
         event.outcome = Counter::DeniedFence as u32;
-        (event.set, event.slot) = (u16::MAX, u16::MAX);
+        event.tenant = Tenant { set: u16::MAX, slot: u16::MAX, ..event.tenant };
         for caller in 0..5 {
             event.caller = caller;
             assert!(Denied::of(&event, &rollout()).is_some());

@@ -72,9 +72,7 @@ pub(super) async fn dial(
     let pin = layout::Pin {
         endpoint: endpoint.into(),
         kind: layout::PIN_REVISION,
-        set: u16::from(place.set),
-        slot: chosen.slot,
-        epoch: chosen.epoch,
+        tenant: layout::Tenant { set: place.set.into(), slot: chosen.slot, epoch: chosen.epoch },
     };
     pinner.pin(socket.as_fd(), &pin).map_err(DialError::Local)?;
     // With the endpoint's own address as the destination there is nothing for the kernel to choose.

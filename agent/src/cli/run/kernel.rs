@@ -184,9 +184,9 @@ impl Reader {
                 .into_iter()
                 .map(|(key, counts)| EndpointConnections {
                     endpoint: key.endpoint.into(),
-                    set: key.set.into(),
-                    slot: key.slot,
-                    epoch: key.epoch,
+                    set: key.tenant.set.into(),
+                    slot: key.tenant.slot,
+                    epoch: key.tenant.epoch,
                     opened: counts.opened,
                     closed: counts.closed,
                 })
