@@ -7,13 +7,14 @@
 //!   metadata: {name: decode-0, namespace: llm}
 //! ```
 //!
-//! One struct, `Entry`, takes every form: their fields are disjoint, so no guess is needed and each error keeps
-//! its line.
+//! One struct, `Fields`, takes every form: they are disjoint, so no guess is needed and each error keeps its line. It is
+//! made a Pod as soon as it is read, so that of a long list only what is kept is in memory.
 
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
     net::IpAddr,
+    sync::Arc,
 };
 
 use serde::{
@@ -23,6 +24,7 @@ use serde::{
 use serde_saphyr::{Location, Spanned};
 
 use super::{
+    intern::Strings,
     manifest::{self, Metadata, PodObject, Port, Spec, Status},
     pod::Pod,
 };
@@ -54,7 +56,7 @@ const MAX_DEPTH: usize = 64;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Listed {
     /// The Pod.
-    pub pod: Pod,
+    pub pod: Arc<Pod>,
     /// A path below the cgroup2 root, or an absolute one.
     pub cgroup: Option<String>,
 }
@@ -96,11 +98,7 @@ pub fn parse(text: &str) -> Result<Vec<Listed>, Invalid> {
     }
     let mut list = List::default();
     for document in documents {
-        let at = document.referenced;
-        match document.value {
-            Document::One(entry) => list.entry(*entry, at)?,
-            Document::Many(entries) => list.entries(entries)?,
-        }
+        list.entry(document.value.0, document.referenced)?;
     }
     Ok(list.pods)
 }
@@ -120,35 +118,20 @@ fn message(error: &serde_saphyr::Error) -> String {
 struct List {
     pods: Vec<Listed>,
     /// Where each (namespace, name) stands.
-    lines: HashMap<(String, String), u64>,
+    lines: HashMap<(Arc<str>, Arc<str>), u64>,
 }
 
 impl List {
-    fn entries(&mut self, entries: Vec<Spanned<Entry>>) -> Result<(), Invalid> {
-        entries.into_iter().try_for_each(|entry| self.entry(entry.value, entry.referenced))
-    }
-
     fn entry(&mut self, entry: Entry, at: Location) -> Result<(), Invalid> {
-        match entry.kind.as_deref() {
-            Some("Pod") | None => {}
-            Some("PodList" | "List") => return self.entries(entry.items.unwrap_or_default()),
-            Some(other) => {
-                return Err(invalid(at, format!("kind `{other}` is not read here; allowed: {KINDS}")));
+        let listed = match entry {
+            Entry::Pod(listed) => listed,
+            Entry::List(entries) => {
+                return entries.into_iter().try_for_each(|entry| self.entry(entry.value, entry.referenced));
             }
-        }
-        let listed = if entry.kind.is_some() || entry.metadata.is_some() {
-            let object = PodObject { metadata: entry.metadata, spec: entry.spec, status: entry.status };
-            let pod = object.into_pod().map_err(|problem| invalid(at, problem.to_string()))?;
-            Listed { pod, cgroup: None }
-        } else if let Some(items) = entry.items {
-            return self.entries(items);
-        } else {
-            if let Some((field, at)) = entry.unknown {
-                return Err(invalid(at, unknown_field(&field)));
-            }
-            entry.short.into_listed(at)?
+            Entry::Wrong(wrong) => return Err(invalid(wrong.at.unwrap_or(at), wrong.what)),
         };
-        let name = (listed.pod.key.namespace.to_string(), listed.pod.key.name.to_string());
+        let key = &listed.pod.key;
+        let name = (Arc::clone(&key.namespace), Arc::clone(&key.name));
         if let Some(first) = self.lines.get(&name) {
             return Err(invalid(at, format!("Pod {}/{} is already on line {first}", name.0, name.1)));
         }
@@ -171,24 +154,79 @@ fn unknown_field(field: &str) -> String {
     format!("unknown field `{field}`{hint} (allowed: {})", SHORT_FIELDS.join(", "))
 }
 
-/// One YAML document.
-enum Document {
-    One(Box<Entry>),
-    Many(Vec<Spanned<Entry>>),
+/// One YAML document: an entry, or a list of them.
+struct Document(Entry);
+
+/// What one object comes to.
+enum Entry {
+    Pod(Listed),
+    List(Vec<Spanned<Entry>>),
+    Wrong(Box<Wrong>),
+}
+
+/// What is wrong with an object, and where, if not where it begins. Told when all is read: what is no YAML comes first.
+struct Wrong {
+    at: Option<Location>,
+    what: String,
+}
+
+impl From<String> for Box<Wrong> {
+    fn from(what: String) -> Self {
+        Self::new(Wrong { at: None, what })
+    }
+}
+
+/// Reads a list. Strings that its Pods have in common are kept once.
+fn entries<'de, A: SeqAccess<'de>>(mut seq: A) -> Result<Vec<Spanned<Entry>>, A::Error> {
+    let (mut entries, mut strings) = (Vec::new(), Strings::default());
+    while let Some(mut entry) = seq.next_element::<Spanned<Entry>>()? {
+        if let Entry::Pod(Listed { pod, .. }) = &mut entry.value
+            && let Some(pod) = Arc::get_mut(pod)
+        {
+            strings.share(pod);
+        }
+        entries.push(entry);
+    }
+    Ok(entries)
 }
 
 /// A Pod object, a list of Pods, or the short form.
 #[derive(Default)]
-struct Entry {
+struct Fields {
     kind: Option<String>,
     metadata: Option<Metadata>,
     spec: Option<Spec>,
     status: Option<Status>,
-    items: Option<Vec<Spanned<Entry>>>,
+    items: Option<Items>,
     short: Short,
     /// The first field that no form has.
     unknown: Option<(String, Location)>,
 }
+
+impl Fields {
+    fn into_entry(self) -> Result<Entry, Box<Wrong>> {
+        match self.kind.as_deref() {
+            Some("Pod") | None => {}
+            Some("PodList" | "List") => return Ok(Entry::List(self.items.unwrap_or_default().0)),
+            Some(other) => return Err(format!("kind `{other}` is not read here; allowed: {KINDS}").into()),
+        }
+        if self.kind.is_some() || self.metadata.is_some() {
+            let object = PodObject { metadata: self.metadata, spec: self.spec, status: self.status };
+            let pod = object.into_pod().map_err(|problem| problem.to_string())?;
+            Ok(Entry::Pod(Listed { pod: Arc::new(pod), cgroup: None }))
+        } else if let Some(items) = self.items {
+            Ok(Entry::List(items.0))
+        } else if let Some((field, at)) = self.unknown {
+            Err(Box::new(Wrong { at: Some(at), what: unknown_field(&field) }))
+        } else {
+            self.short.into_listed().map(Entry::Pod)
+        }
+    }
+}
+
+/// The entries of a list that is an object.
+#[derive(Default)]
+struct Items(Vec<Spanned<Entry>>);
 
 /// The short form.
 #[derive(Default)]
@@ -209,16 +247,14 @@ struct Short {
 }
 
 impl Short {
-    fn into_listed(self, at: Location) -> Result<Listed, Invalid> {
+    fn into_listed(self) -> Result<Listed, Box<Wrong>> {
         let name = self.name.filter(|name| !name.is_empty());
-        let name = name.ok_or_else(|| invalid(at, "a Pod needs a `name`".to_owned()))?;
+        let name = name.ok_or_else(|| "a Pod needs a `name`".to_owned())?;
         let mut ips = Vec::new();
-        for value in self.ip.into_iter().chain(self.ips.into_iter().flatten()) {
-            let ip = value.value.parse::<IpAddr>().map_err(|_| {
-                invalid(
-                    value.referenced,
-                    format!("`{}` is no IP address (such as 10.0.0.7 or fd00::7)", value.value),
-                )
+        for Spanned { value, referenced, .. } in self.ip.into_iter().chain(self.ips.into_iter().flatten()) {
+            let ip = value.parse::<IpAddr>().map_err(|_| Wrong {
+                at: Some(referenced),
+                what: format!("`{value}` is no IP address (such as 10.0.0.7 or fd00::7)"),
             })?;
             manifest::push_address(&mut ips, ip);
         }
@@ -238,7 +274,7 @@ impl Short {
             ports: manifest::ports_of(self.ports.into_iter().flatten().map(|port| port.0)),
             cgroup: None,
         };
-        Ok(Listed { pod, cgroup: self.cgroup })
+        Ok(Listed { pod: Arc::new(pod), cgroup: self.cgroup })
     }
 }
 
@@ -281,16 +317,12 @@ impl<'de> Deserialize<'de> for Document {
                 f.write_str("a list of Pods, or one Pod, PodList or List")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Document, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = seq.next_element()? {
-                    entries.push(entry);
-                }
-                Ok(Document::Many(entries))
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Document, A::Error> {
+                entries(seq).map(Entry::List).map(Document)
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Document, A::Error> {
-                EntryVisitor.visit_map(map).map(Box::new).map(Document::One)
+                EntryVisitor.visit_map(map).map(Document)
             }
         }
 
@@ -304,6 +336,26 @@ impl<'de> Deserialize<'de> for Entry {
     }
 }
 
+impl<'de> Deserialize<'de> for Items {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ItemsVisitor;
+
+        impl<'de> Visitor<'de> for ItemsVisitor {
+            type Value = Items;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of Pods")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Items, A::Error> {
+                entries(seq).map(Items)
+            }
+        }
+
+        deserializer.deserialize_seq(ItemsVisitor)
+    }
+}
+
 struct EntryVisitor;
 
 impl<'de> Visitor<'de> for EntryVisitor {
@@ -314,16 +366,16 @@ impl<'de> Visitor<'de> for EntryVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entry, A::Error> {
-        let mut entry = Entry::default();
-        let short = &mut entry.short;
+        let mut fields = Fields::default();
+        let short = &mut fields.short;
         while let Some(key) = map.next_key::<Spanned<String>>()? {
             match key.value.as_str() {
                 "apiVersion" => drop(map.next_value::<IgnoredAny>()?),
-                "kind" => entry.kind = map.next_value()?,
-                "metadata" => entry.metadata = map.next_value()?,
-                "spec" => entry.spec = map.next_value()?,
-                "status" => entry.status = map.next_value()?,
-                "items" => entry.items = map.next_value()?,
+                "kind" => fields.kind = map.next_value()?,
+                "metadata" => fields.metadata = map.next_value()?,
+                "spec" => fields.spec = map.next_value()?,
+                "status" => fields.status = map.next_value()?,
+                "items" => fields.items = map.next_value()?,
                 "name" => short.name = map.next_value()?,
                 "namespace" => short.namespace = map.next_value()?,
                 "uid" => short.uid = map.next_value()?,
@@ -339,17 +391,17 @@ impl<'de> Visitor<'de> for EntryVisitor {
                 "cgroup" => short.cgroup = map.next_value()?,
                 _ => {
                     map.next_value::<IgnoredAny>()?;
-                    entry.unknown.get_or_insert((key.value, key.referenced));
+                    fields.unknown.get_or_insert((key.value, key.referenced));
                 }
             }
         }
-        if entry.metadata.is_some() && entry.items.is_some() && entry.kind.is_none() {
+        if fields.metadata.is_some() && fields.items.is_some() && fields.kind.is_none() {
             // A list without a kind has metadata too (a resource version), but nothing that makes it a Pod.
-            if entry.metadata.as_ref().is_some_and(|metadata| metadata.name.is_some()) {
+            if fields.metadata.as_ref().is_some_and(|metadata| metadata.name.is_some()) {
                 return Err(A::Error::custom("both a Pod (`metadata.name`) and a list (`items`)"));
             }
-            entry.metadata = None;
+            fields.metadata = None;
         }
-        Ok(entry)
+        Ok(fields.into_entry().unwrap_or_else(Entry::Wrong))
     }
 }
