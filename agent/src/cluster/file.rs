@@ -177,11 +177,14 @@ impl FileSource {
 /// Reads and parses a Pod file.
 pub fn read(path: &Path) -> Result<Vec<Listed>, FileError> {
     let failed = |source| FileError::Read { path: path.to_owned(), source };
-    let mut bytes = Vec::new();
+    let metadata = fs::metadata(path).map_err(failed)?;
     // Opening a pipe would wait for its writer.
-    if !fs::metadata(path).map_err(failed)?.is_file() {
+    if !metadata.is_file() {
         return Err(FileError::Path(NotAFile { path: path.to_owned() }));
     }
+    // One byte more, in which the end is seen.
+    let length = metadata.len().min(MAX_BYTES) + 1;
+    let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
     File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes)).map_err(failed)?;
     if bytes.len() as u64 > MAX_BYTES {
         return Err(FileError::TooLarge { path: path.to_owned() });

@@ -3,7 +3,6 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    mem,
     sync::{Arc, Weak},
 };
 
@@ -19,21 +18,14 @@ pub(super) struct Strings(HashSet<Arc<str>>);
 impl Strings {
     /// Makes a Pod's strings those that are known.
     pub(super) fn share(&mut self, pod: &mut Pod) {
-        let labels = mem::take(&mut pod.labels);
-        pod.labels = labels.into_iter().map(|(key, value)| (self.one(key), self.one(value))).collect();
-        pod.key.namespace = self.one(Arc::clone(&pod.key.namespace));
-        pod.node = pod.node.take().map(|node| self.one(node));
-        for port in &mut pod.ports {
-            port.name = port.name.take().map(|name| self.one(name));
+        let ports = pod.ports.iter_mut().filter_map(|port| port.name.as_mut());
+        let own = [&mut pod.key.namespace].into_iter().chain(&mut pod.node);
+        for text in own.chain(pod.labels.strings()).chain(ports) {
+            match self.0.get(text) {
+                Some(known) => text.clone_from(known),
+                None => drop(self.0.insert(Arc::clone(text))),
+            }
         }
-    }
-
-    fn one(&mut self, text: Arc<str>) -> Arc<str> {
-        if let Some(known) = self.0.get(&text) {
-            return Arc::clone(known);
-        }
-        self.0.insert(Arc::clone(&text));
-        text
     }
 }
 
@@ -91,7 +83,7 @@ mod tests {
     fn equal_strings_are_one_and_those_of_nobody_go() {
         let mut interner = Interner::default();
         let (a, b) = (shared(&mut interner, "a"), shared(&mut interner, "b"));
-        assert!(Arc::ptr_eq(&a.labels["app"], &b.labels["app"]));
+        assert!(Arc::ptr_eq(a.labels.get("app").unwrap(), b.labels.get("app").unwrap()));
         assert!(Arc::ptr_eq(&a.key.namespace, &b.key.namespace));
         for n in 0..3 * LEAST_SWEPT {
             drop(shared(&mut interner, &n.to_string()));

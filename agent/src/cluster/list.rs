@@ -88,19 +88,12 @@ pub fn parse(text: &str) -> Result<Vec<Listed>, Invalid> {
         },
         with_snippet: false,
     };
-    let documents: Vec<Spanned<Document>> =
-        serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
+    let list: List = serde_saphyr::from_str_multiple_with_options::<Spanned<Document>, _>(text, options)
+        .map_err(|error| {
             let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
             Invalid { line, column, what: message(&error) }
         })?;
-    if documents.is_empty() {
-        return Err(Invalid { line: 1, column: 1, what: "no document; write `[]` for no Pods".to_owned() });
-    }
-    let mut list = List::default();
-    for document in documents {
-        list.entry(document.value.0, document.referenced)?;
-    }
-    Ok(list.pods)
+    list.finish()
 }
 
 /// The error without the place that its text ends with; the place is reported apart.
@@ -116,28 +109,78 @@ fn message(error: &serde_saphyr::Error) -> String {
 /// What is read so far.
 #[derive(Default)]
 struct List {
-    pods: Vec<Listed>,
-    /// Where each (namespace, name) stands.
-    lines: HashMap<(Arc<str>, Arc<str>), u64>,
+    /// Up to what is wrong.
+    pods: Vec<(Listed, Location)>,
+    /// Told when all is read: what is no YAML comes first.
+    wrong: Option<Invalid>,
+    /// What the Pods have in common.
+    strings: Strings,
+    has_document: bool,
 }
 
 impl List {
-    fn entry(&mut self, entry: Entry, at: Location) -> Result<(), Invalid> {
-        let listed = match entry {
-            Entry::Pod(listed) => listed,
-            Entry::List(entries) => {
-                return entries.into_iter().try_for_each(|entry| self.entry(entry.value, entry.referenced));
+    fn add(&mut self, fields: Fields, at: Location) -> Result<(), Invalid> {
+        match fields.kind.as_deref() {
+            Some("Pod") | None => {}
+            Some("PodList" | "List") => return self.append(fields.items.unwrap_or_default()),
+            Some(other) => {
+                return Err(invalid(at, format!("kind `{other}` is not read here; allowed: {KINDS}")));
             }
-            Entry::Wrong(wrong) => return Err(invalid(wrong.at.unwrap_or(at), wrong.what)),
-        };
-        let key = &listed.pod.key;
-        let name = (Arc::clone(&key.namespace), Arc::clone(&key.name));
-        if let Some(first) = self.lines.get(&name) {
-            return Err(invalid(at, format!("Pod {}/{} is already on line {first}", name.0, name.1)));
         }
-        self.lines.insert(name, at.line());
-        self.pods.push(listed);
+        let (mut pod, cgroup) = if fields.kind.is_some() || fields.metadata.is_some() {
+            let object = PodObject { metadata: fields.metadata, spec: fields.spec, status: fields.status };
+            (object.into_pod().map_err(|problem| invalid(at, problem.to_string()))?, None)
+        } else if let Some(items) = fields.items {
+            return self.append(items);
+        } else if let Some((field, at)) = fields.unknown {
+            return Err(invalid(at, unknown_field(&field)));
+        } else {
+            fields.short.into_pod(at)?
+        };
+        self.strings.share(&mut pod);
+        self.pods.push((Listed { pod: Arc::new(pod), cgroup }, at));
         Ok(())
+    }
+
+    fn append(&mut self, mut other: Self) -> Result<(), Invalid> {
+        self.pods.append(&mut other.pods);
+        other.wrong.map_or(Ok(()), Err)
+    }
+
+    fn finish(self) -> Result<Vec<Listed>, Invalid> {
+        if !self.has_document {
+            return Err(Invalid {
+                line: 1,
+                column: 1,
+                what: "no document; write `[]` for no Pods".to_owned(),
+            });
+        }
+        let mut lines = HashMap::with_capacity(self.pods.len());
+        for (Listed { pod, .. }, at) in &self.pods {
+            let (namespace, name) = (&pod.key.namespace, &pod.key.name);
+            if let Some(first) = lines.insert((namespace, name), at.line()) {
+                return Err(invalid(*at, format!("Pod {namespace}/{name} is already on line {first}")));
+            }
+        }
+        match self.wrong {
+            Some(wrong) => Err(wrong),
+            None => Ok(self.pods.into_iter().map(|(listed, _)| listed).collect()),
+        }
+    }
+}
+
+impl Extend<Spanned<Document>> for List {
+    fn extend<I: IntoIterator<Item = Spanned<Document>>>(&mut self, documents: I) {
+        for document in documents {
+            self.has_document = true;
+            if self.wrong.is_none() {
+                let added = match document.value {
+                    Document::One(fields) => self.add(*fields, document.referenced),
+                    Document::Many(list) => self.append(list),
+                };
+                self.wrong = added.err();
+            }
+        }
     }
 }
 
@@ -154,40 +197,10 @@ fn unknown_field(field: &str) -> String {
     format!("unknown field `{field}`{hint} (allowed: {})", SHORT_FIELDS.join(", "))
 }
 
-/// One YAML document: an entry, or a list of them.
-struct Document(Entry);
-
-/// What one object comes to.
-enum Entry {
-    Pod(Listed),
-    List(Vec<Spanned<Entry>>),
-    Wrong(Box<Wrong>),
-}
-
-/// What is wrong with an object, and where, if not where it begins. Told when all is read: what is no YAML comes first.
-struct Wrong {
-    at: Option<Location>,
-    what: String,
-}
-
-impl From<String> for Box<Wrong> {
-    fn from(what: String) -> Self {
-        Self::new(Wrong { at: None, what })
-    }
-}
-
-/// Reads a list. Strings that its Pods have in common are kept once.
-fn entries<'de, A: SeqAccess<'de>>(mut seq: A) -> Result<Vec<Spanned<Entry>>, A::Error> {
-    let (mut entries, mut strings) = (Vec::new(), Strings::default());
-    while let Some(mut entry) = seq.next_element::<Spanned<Entry>>()? {
-        if let Entry::Pod(Listed { pod, .. }) = &mut entry.value
-            && let Some(pod) = Arc::get_mut(pod)
-        {
-            strings.share(pod);
-        }
-        entries.push(entry);
-    }
-    Ok(entries)
+/// One YAML document.
+enum Document {
+    One(Box<Fields>),
+    Many(List),
 }
 
 /// A Pod object, a list of Pods, or the short form.
@@ -197,36 +210,11 @@ struct Fields {
     metadata: Option<Metadata>,
     spec: Option<Spec>,
     status: Option<Status>,
-    items: Option<Items>,
+    items: Option<List>,
     short: Short,
     /// The first field that no form has.
     unknown: Option<(String, Location)>,
 }
-
-impl Fields {
-    fn into_entry(self) -> Result<Entry, Box<Wrong>> {
-        match self.kind.as_deref() {
-            Some("Pod") | None => {}
-            Some("PodList" | "List") => return Ok(Entry::List(self.items.unwrap_or_default().0)),
-            Some(other) => return Err(format!("kind `{other}` is not read here; allowed: {KINDS}").into()),
-        }
-        if self.kind.is_some() || self.metadata.is_some() {
-            let object = PodObject { metadata: self.metadata, spec: self.spec, status: self.status };
-            let pod = object.into_pod().map_err(|problem| problem.to_string())?;
-            Ok(Entry::Pod(Listed { pod: Arc::new(pod), cgroup: None }))
-        } else if let Some(items) = self.items {
-            Ok(Entry::List(items.0))
-        } else if let Some((field, at)) = self.unknown {
-            Err(Box::new(Wrong { at: Some(at), what: unknown_field(&field) }))
-        } else {
-            self.short.into_listed().map(Entry::Pod)
-        }
-    }
-}
-
-/// The entries of a list that is an object.
-#[derive(Default)]
-struct Items(Vec<Spanned<Entry>>);
 
 /// The short form.
 #[derive(Default)]
@@ -247,14 +235,14 @@ struct Short {
 }
 
 impl Short {
-    fn into_listed(self) -> Result<Listed, Box<Wrong>> {
+    /// The Pod, and its cgroup.
+    fn into_pod(self, at: Location) -> Result<(Pod, Option<String>), Invalid> {
         let name = self.name.filter(|name| !name.is_empty());
-        let name = name.ok_or_else(|| "a Pod needs a `name`".to_owned())?;
+        let name = name.ok_or_else(|| invalid(at, "a Pod needs a `name`".to_owned()))?;
         let mut ips = Vec::new();
         for Spanned { value, referenced, .. } in self.ip.into_iter().chain(self.ips.into_iter().flatten()) {
-            let ip = value.parse::<IpAddr>().map_err(|_| Wrong {
-                at: Some(referenced),
-                what: format!("`{value}` is no IP address (such as 10.0.0.7 or fd00::7)"),
+            let ip = value.parse::<IpAddr>().map_err(|_| {
+                invalid(referenced, format!("`{value}` is no IP address (such as 10.0.0.7 or fd00::7)"))
             })?;
             manifest::push_address(&mut ips, ip);
         }
@@ -274,7 +262,7 @@ impl Short {
             ports: manifest::ports_of(self.ports.into_iter().flatten().map(|port| port.0)),
             cgroup: None,
         };
-        Ok(Listed { pod: Arc::new(pod), cgroup: self.cgroup })
+        Ok((pod, self.cgroup))
     }
 }
 
@@ -318,11 +306,11 @@ impl<'de> Deserialize<'de> for Document {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Document, A::Error> {
-                entries(seq).map(Entry::List).map(Document)
+                ListVisitor.visit_seq(seq).map(Document::Many)
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Document, A::Error> {
-                EntryVisitor.visit_map(map).map(Document)
+                FieldsVisitor.visit_map(map).map(Box::new).map(Document::One)
             }
         }
 
@@ -330,42 +318,48 @@ impl<'de> Deserialize<'de> for Document {
     }
 }
 
-impl<'de> Deserialize<'de> for Entry {
+impl<'de> Deserialize<'de> for Fields {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(EntryVisitor)
+        deserializer.deserialize_any(FieldsVisitor)
     }
 }
 
-impl<'de> Deserialize<'de> for Items {
+impl<'de> Deserialize<'de> for List {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ItemsVisitor;
+        deserializer.deserialize_seq(ListVisitor)
+    }
+}
 
-        impl<'de> Visitor<'de> for ItemsVisitor {
-            type Value = Items;
+struct ListVisitor;
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list of Pods")
-            }
+impl<'de> Visitor<'de> for ListVisitor {
+    type Value = List;
 
-            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Items, A::Error> {
-                entries(seq).map(Items)
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of Pods")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<List, A::Error> {
+        let mut list = List::default();
+        while let Some(fields) = seq.next_element::<Spanned<Fields>>()? {
+            if list.wrong.is_none() {
+                list.wrong = list.add(fields.value, fields.referenced).err();
             }
         }
-
-        deserializer.deserialize_seq(ItemsVisitor)
+        Ok(list)
     }
 }
 
-struct EntryVisitor;
+struct FieldsVisitor;
 
-impl<'de> Visitor<'de> for EntryVisitor {
-    type Value = Entry;
+impl<'de> Visitor<'de> for FieldsVisitor {
+    type Value = Fields;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a Pod: an object with `metadata`, or the short form {name, ip, labels, ..}")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entry, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
         let mut fields = Fields::default();
         let short = &mut fields.short;
         while let Some(key) = map.next_key::<Spanned<String>>()? {
@@ -402,6 +396,6 @@ impl<'de> Visitor<'de> for EntryVisitor {
             }
             fields.metadata = None;
         }
-        Ok(fields.into_entry().unwrap_or_else(Entry::Wrong))
+        Ok(fields)
     }
 }
