@@ -36,10 +36,11 @@ fn raise_file_limit() {
 }
 
 /// All of loopback's addresses are one engine, which begins a stream for every request and never ends it.
-async fn engine() -> u16 {
+async fn engine() -> (u16, JoinSet<()>) {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.expect("a free port");
     let port = listener.local_addr().expect("an address").port();
-    tokio::spawn(async move {
+    let mut engine = JoinSet::new();
+    engine.spawn(async move {
         let mut streams = JoinSet::new();
         loop {
             let (mut stream, _) = listener.accept().await.expect("a connection");
@@ -52,7 +53,7 @@ async fn engine() -> u16 {
             });
         }
     });
-    port
+    (port, engine)
 }
 
 /// The list, in which every tenth Pod differs from round to round, and one has a revision of that round.
@@ -95,7 +96,7 @@ async fn open(agent: &Agent) -> TcpStream {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn p5_ten_thousand_pods_and_a_thousand_streams_fit_into_memory() {
     raise_file_limit();
-    let port = engine().await;
+    let (port, _engine) = engine().await;
     let mut agent = Agent::prepare();
     let text = fs::read_to_string(agent.file("revgate.yaml")).expect("written");
     let more = format!("sets: [{{ports: {{prefill: {port}, decode: {port}}}}}]\nhttp: {{workers: 2}}\n");
