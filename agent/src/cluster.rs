@@ -3,13 +3,15 @@
 //! [`pod`] is a Pod reduced to the fields that decide anything, [`manifest`] the Kubernetes object that it is made
 //! from; [`member`] says what it is to a set (a pure function). [`mod@file`] is the embedded source: it reads what
 //! [`list`] parses whenever [`files`] says that the file changed. [`api`] watches the Kubernetes API. [`cgroups`] finds
-//! the cgroups of local Pods, which [`identity`] tells by their paths.
+//! the cgroups of local Pods, which [`identity`] tells by their paths. What Pods have in common both sources keep once,
+//! by `intern`.
 
 pub mod api;
 pub mod cgroups;
 pub mod file;
 pub mod files;
 pub mod identity;
+mod intern;
 pub mod list;
 pub mod manifest;
 pub mod member;

@@ -276,7 +276,7 @@ fn the_short_form_is_joined_where_it_has_a_uid() {
     let labels = "{app: llm, disaggregatedset.x-k8s.io/revision: r1, disaggregatedset.x-k8s.io/role: decode}";
     let text =
         format!("- {{name: with, uid: {A}, labels: {labels}}}\n- {{name: without, labels: {labels}}}\n");
-    let pods = list::parse(&text).unwrap().into_iter().map(|listed| Arc::new(listed.pod)).collect();
+    let pods = list::parse(&text).unwrap().into_iter().map(|listed| listed.pod).collect();
     let mut state = state();
     state.apply(Change::Cgroups(cgroups(&[(A, 7), (B, 8)])));
     state.apply(Change::Replace(pods));

@@ -137,7 +137,7 @@ fn pod(name: &str, last: u8) -> Arc<Pod> {
     ];
     Arc::new(Pod {
         ips: vec![[10, 0, 0, last].into()],
-        labels: labels.map(|(k, v)| (k.into(), v.into())).into(),
+        labels: labels.map(|(k, v)| (k.into(), v.into())).into_iter().collect(),
         ready: true,
         ..Pod::new(PodKey { namespace: "default".into(), name: name.into(), uid: name.into() })
     })

@@ -54,12 +54,16 @@ fn pod(
 ) -> Arc<Pod> {
     let mut pod = Pod {
         ips: vec![ip.parse().expect("an address")],
-        labels: [(REVISION, revision), (ROLE, role)].map(|(k, v)| (k.into(), v.into())).into(),
+        labels: [(REVISION, revision), (ROLE, role)].map(|(k, v)| (k.into(), v.into())).into_iter().collect(),
         ready: true,
         ..Pod::new(PodKey { namespace: "default".into(), name: name.into(), uid: uid.into() })
     };
     change(&mut pod);
     Arc::new(pod)
+}
+
+fn label(pod: &mut Pod, key: &str, value: &str) {
+    pod.labels = pod.labels.iter().cloned().chain([(key.into(), value.into())]).collect();
 }
 
 fn ready(name: &str, ip: &str, revision: &str, role: &str) -> Arc<Pod> {
@@ -229,7 +233,7 @@ fn a_flipped_role_or_revision_label_moves_a_ready_pod_at_once() {
 fn a_follower_of_a_group_counts_but_takes_no_requests() {
     let mut state = state();
     let follower = pod("a-decode-1", "u", "10.0.1.8", "a", "decode", |p| {
-        p.labels.insert("leaderworkerset.sigs.k8s.io/worker-index".into(), "1".into());
+        label(p, "leaderworkerset.sigs.k8s.io/worker-index", "1");
     });
     replace(&mut state, &[&pair("a", 1)[..], &[follower]].concat());
     assert_eq!(show(&state.build()), "a 2/2 prefill[10.0.1.7] decode[10.0.1.6]");
@@ -294,7 +298,7 @@ fn an_endpoint_keeps_its_load_and_health_while_its_pod_lives() {
     replace(&mut state, &[Arc::clone(&prefill), Arc::clone(&decode)]);
     let first = state.build();
     let mut relabelled = (*decode).clone();
-    relabelled.labels.insert("slice".into(), "1".into());
+    label(&mut relabelled, "slice", "1");
     state.apply(Change::Upsert(Arc::new(relabelled)));
     let second = state.build();
     let of = |s: &Snapshot, role: usize| Arc::clone(&s.sets[0].revisions[0].endpoints[role][0]);

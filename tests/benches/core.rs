@@ -55,7 +55,7 @@ fn pods() -> Vec<Arc<Pod>> {
         )
         .expect("text");
     }
-    list::parse(&text).expect("Pods").into_iter().map(|listed| Arc::new(listed.pod)).collect()
+    list::parse(&text).expect("Pods").into_iter().map(|listed| listed.pod).collect()
 }
 
 /// A state with these Pods.

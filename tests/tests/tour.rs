@@ -17,7 +17,7 @@ fn the_tour_gives_revision_a_three_requests_of_four() {
     let pods = list::parse(&fs::read_to_string(tour.join("pods.yaml")).unwrap()).unwrap();
 
     let mut state = State::new(Arc::new(loaded.config), HashMap::new(), 0);
-    state.apply(Change::Replace(pods.into_iter().map(|listed| Arc::new(listed.pod)).collect()));
+    state.apply(Change::Replace(pods.into_iter().map(|listed| listed.pod).collect()));
     let snapshot = state.build();
 
     let weights: Vec<(&str, u32)> =

@@ -57,6 +57,10 @@ const QUEUE: usize = 8192;
 /// How often certificates are looked at. They are renewed days before they end.
 const CERTIFICATES: Duration = Duration::from_secs(10);
 
+/// How long a thread that parsed a list waits for the next. With its end the allocator gives memory back: its own, and
+/// what all threads have freed a second (the allocator's `purge_delay`) and more before.
+const PARSER_IDLE: Duration = Duration::from_secs(2);
+
 /// Run the agent.
 #[derive(Debug, clap::Args)]
 #[command(
@@ -80,8 +84,11 @@ pub fn run(args: &Args, _out: &mut Output) -> Result<Exit, Failure> {
         info!(types = %loaded.ignored_plugins.join(", "), "plugin entries of other types are left alone");
     }
     raise_file_limit();
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .thread_keep_alive(PARSER_IDLE)
+        .build()
+        .map_err(Failure::failed)?;
     runtime.block_on(serve(&args.file, Arc::new(loaded.config)))
 }
 

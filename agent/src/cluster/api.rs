@@ -14,7 +14,6 @@ mod backoff;
 mod follow;
 #[cfg(feature = "fuzz")]
 pub(crate) mod fuzz;
-mod intern;
 mod object;
 pub mod problem;
 pub mod rights;
@@ -34,13 +33,12 @@ use tokio::{
 
 use self::{
     follow::{Follower, Message, Outlet},
-    intern::Interner,
     object::{PoolObject, ServiceObject},
     problem::{Problem, chain},
     target::{Kind, Target},
     union::{Said, Union},
 };
-use super::{Change, manifest::PodObject};
+use super::{Change, intern::Interner, manifest::PodObject};
 use crate::config::{Config, KubernetesConfig};
 
 /// What may wait to be merged; a watch beyond that waits itself.

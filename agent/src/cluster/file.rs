@@ -8,6 +8,7 @@ use std::{
     collections::HashSet,
     fs::{self, File},
     io::{self, Read as _},
+    mem,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
@@ -18,6 +19,7 @@ use tokio::sync::mpsc;
 use super::{
     Cgroup, Change, Pod, PodKey,
     files::{FileWatch, NotAFile},
+    intern::Interner,
     list::{self, Invalid, Listed},
 };
 
@@ -108,9 +110,10 @@ impl FileSource {
         // Watch first, read second: a change in between is then seen by the next wait.
         let mut watch = FileWatch::new(&self.path)?;
         let mut last: Option<Vec<Arc<Pod>>> = None;
+        let mut interner = Interner::default();
         let mut said = HashSet::new();
         loop {
-            match self.read(&mut said, &mut hook).await {
+            match self.read(&mut interner, &mut said, &mut hook).await {
                 Ok(pods) if last.as_ref() == Some(&pods) => hook(Reading::Same),
                 Ok(pods) => {
                     let count = pods.len();
@@ -129,22 +132,32 @@ impl FileSource {
         }
     }
 
-    /// `said` are the Pods whose cgroup cannot be used, of which the hook has heard.
+    /// `interner` knows the Pods before; `said` are those whose cgroup cannot be used, of which the hook has heard.
     async fn read(
         &self,
+        interner: &mut Interner,
         said: &mut HashSet<PodKey>,
         hook: &mut impl FnMut(Reading<'_>),
     ) -> Result<Vec<Arc<Pod>>, FileError> {
         let path = self.path.clone();
         let cgroups = self.cgroups.clone();
+        let mut known = mem::take(interner);
         // Parsing ten thousand Pods takes a while; other tasks of this thread go on.
         let work = move || {
-            let listed = read(&path)?;
-            Ok(listed.into_iter().map(|listed| resolve(listed, cgroups.as_deref())).collect::<Vec<_>>())
+            let read = read(&path).map(|listed| {
+                listed
+                    .into_iter()
+                    .map(|listed| resolve(listed, cgroups.as_deref(), &mut known))
+                    .collect::<Vec<_>>()
+            });
+            (known, read)
         };
-        let read = tokio::task::spawn_blocking(work).await.unwrap_or_else(|stopped| {
-            Err(FileError::Read { path: self.path.clone(), source: io::Error::other(stopped) })
+        let (known, read) = tokio::task::spawn_blocking(work).await.map_err(|stopped| FileError::Read {
+            path: self.path.clone(),
+            source: io::Error::other(stopped),
         })?;
+        *interner = known;
+        let read = read?;
         let mut pods = Vec::with_capacity(read.len());
         let mut without = HashSet::new();
         for (pod, problem) in read {
@@ -154,7 +167,7 @@ impl FileSource {
                 }
                 without.insert(pod.key.clone());
             }
-            pods.push(Arc::new(pod));
+            pods.push(pod);
         }
         *said = without;
         Ok(pods)
@@ -164,11 +177,14 @@ impl FileSource {
 /// Reads and parses a Pod file.
 pub fn read(path: &Path) -> Result<Vec<Listed>, FileError> {
     let failed = |source| FileError::Read { path: path.to_owned(), source };
-    let mut bytes = Vec::new();
+    let metadata = fs::metadata(path).map_err(failed)?;
     // Opening a pipe would wait for its writer.
-    if !fs::metadata(path).map_err(failed)?.is_file() {
+    if !metadata.is_file() {
         return Err(FileError::Path(NotAFile { path: path.to_owned() }));
     }
+    // One byte more, in which the end is seen.
+    let length = metadata.len().min(MAX_BYTES) + 1;
+    let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
     File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes)).map_err(failed)?;
     if bytes.len() as u64 > MAX_BYTES {
         return Err(FileError::TooLarge { path: path.to_owned() });
@@ -179,16 +195,19 @@ pub fn read(path: &Path) -> Result<Vec<Listed>, FileError> {
 }
 
 /// The Pod with its cgroup looked up, and what was wrong with that.
-fn resolve(listed: Listed, cgroups: Option<&Path>) -> (Pod, Option<String>) {
+fn resolve(listed: Listed, cgroups: Option<&Path>, known: &mut Interner) -> (Arc<Pod>, Option<String>) {
     let Listed { mut pod, cgroup } = listed;
-    let Some(path) = cgroup else { return (pod, None) };
-    match find_cgroup(Path::new(&path), cgroups) {
+    let found = cgroup
+        .map(|path| find_cgroup(Path::new(&path), cgroups).map_err(|why| format!("cgroup `{path}`: {why}")));
+    let problem = match found.transpose() {
         Ok(found) => {
-            pod.cgroup = Some(found);
-            (pod, None)
+            Arc::make_mut(&mut pod).cgroup = found;
+            None
         }
-        Err(why) => (pod, Some(format!("cgroup `{path}`: {why}"))),
-    }
+        Err(why) => Some(why),
+    };
+    known.share(&mut pod);
+    (pod, problem)
 }
 
 fn find_cgroup(path: &Path, root: Option<&Path>) -> Result<Cgroup, String> {

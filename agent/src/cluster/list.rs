@@ -7,13 +7,14 @@
 //!   metadata: {name: decode-0, namespace: llm}
 //! ```
 //!
-//! One struct, `Entry`, takes every form: their fields are disjoint, so no guess is needed and each error keeps
-//! its line.
+//! One struct, `Fields`, takes every form: they are disjoint, so no guess is needed and each error keeps its line. It is
+//! made a Pod as soon as it is read, so that of a long list only what is kept is in memory.
 
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
     net::IpAddr,
+    sync::Arc,
 };
 
 use serde::{
@@ -23,6 +24,7 @@ use serde::{
 use serde_saphyr::{Location, Spanned};
 
 use super::{
+    intern::Strings,
     manifest::{self, Metadata, PodObject, Port, Spec, Status},
     pod::Pod,
 };
@@ -54,7 +56,7 @@ const MAX_DEPTH: usize = 64;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Listed {
     /// The Pod.
-    pub pod: Pod,
+    pub pod: Arc<Pod>,
     /// A path below the cgroup2 root, or an absolute one.
     pub cgroup: Option<String>,
 }
@@ -86,23 +88,12 @@ pub fn parse(text: &str) -> Result<Vec<Listed>, Invalid> {
         },
         with_snippet: false,
     };
-    let documents: Vec<Spanned<Document>> =
-        serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
+    let list: List = serde_saphyr::from_str_multiple_with_options::<Spanned<Document>, _>(text, options)
+        .map_err(|error| {
             let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
             Invalid { line, column, what: message(&error) }
         })?;
-    if documents.is_empty() {
-        return Err(Invalid { line: 1, column: 1, what: "no document; write `[]` for no Pods".to_owned() });
-    }
-    let mut list = List::default();
-    for document in documents {
-        let at = document.referenced;
-        match document.value {
-            Document::One(entry) => list.entry(*entry, at)?,
-            Document::Many(entries) => list.entries(entries)?,
-        }
-    }
-    Ok(list.pods)
+    list.finish()
 }
 
 /// The error without the place that its text ends with; the place is reported apart.
@@ -118,43 +109,78 @@ fn message(error: &serde_saphyr::Error) -> String {
 /// What is read so far.
 #[derive(Default)]
 struct List {
-    pods: Vec<Listed>,
-    /// Where each (namespace, name) stands.
-    lines: HashMap<(String, String), u64>,
+    /// Up to what is wrong.
+    pods: Vec<(Listed, Location)>,
+    /// Told when all is read: what is no YAML comes first.
+    wrong: Option<Invalid>,
+    /// What the Pods have in common.
+    strings: Strings,
+    has_document: bool,
 }
 
 impl List {
-    fn entries(&mut self, entries: Vec<Spanned<Entry>>) -> Result<(), Invalid> {
-        entries.into_iter().try_for_each(|entry| self.entry(entry.value, entry.referenced))
-    }
-
-    fn entry(&mut self, entry: Entry, at: Location) -> Result<(), Invalid> {
-        match entry.kind.as_deref() {
+    fn add(&mut self, fields: Fields, at: Location) -> Result<(), Invalid> {
+        match fields.kind.as_deref() {
             Some("Pod") | None => {}
-            Some("PodList" | "List") => return self.entries(entry.items.unwrap_or_default()),
+            Some("PodList" | "List") => return self.append(fields.items.unwrap_or_default()),
             Some(other) => {
                 return Err(invalid(at, format!("kind `{other}` is not read here; allowed: {KINDS}")));
             }
         }
-        let listed = if entry.kind.is_some() || entry.metadata.is_some() {
-            let object = PodObject { metadata: entry.metadata, spec: entry.spec, status: entry.status };
-            let pod = object.into_pod().map_err(|problem| invalid(at, problem.to_string()))?;
-            Listed { pod, cgroup: None }
-        } else if let Some(items) = entry.items {
-            return self.entries(items);
+        let (mut pod, cgroup) = if fields.kind.is_some() || fields.metadata.is_some() {
+            let object = PodObject { metadata: fields.metadata, spec: fields.spec, status: fields.status };
+            (object.into_pod().map_err(|problem| invalid(at, problem.to_string()))?, None)
+        } else if let Some(items) = fields.items {
+            return self.append(items);
+        } else if let Some((field, at)) = fields.unknown {
+            return Err(invalid(at, unknown_field(&field)));
         } else {
-            if let Some((field, at)) = entry.unknown {
-                return Err(invalid(at, unknown_field(&field)));
-            }
-            entry.short.into_listed(at)?
+            fields.short.into_pod(at)?
         };
-        let name = (listed.pod.key.namespace.to_string(), listed.pod.key.name.to_string());
-        if let Some(first) = self.lines.get(&name) {
-            return Err(invalid(at, format!("Pod {}/{} is already on line {first}", name.0, name.1)));
-        }
-        self.lines.insert(name, at.line());
-        self.pods.push(listed);
+        self.strings.share(&mut pod);
+        self.pods.push((Listed { pod: Arc::new(pod), cgroup }, at));
         Ok(())
+    }
+
+    fn append(&mut self, mut other: Self) -> Result<(), Invalid> {
+        self.pods.append(&mut other.pods);
+        other.wrong.map_or(Ok(()), Err)
+    }
+
+    fn finish(self) -> Result<Vec<Listed>, Invalid> {
+        if !self.has_document {
+            return Err(Invalid {
+                line: 1,
+                column: 1,
+                what: "no document; write `[]` for no Pods".to_owned(),
+            });
+        }
+        let mut lines = HashMap::with_capacity(self.pods.len());
+        for (Listed { pod, .. }, at) in &self.pods {
+            let (namespace, name) = (&pod.key.namespace, &pod.key.name);
+            if let Some(first) = lines.insert((namespace, name), at.line()) {
+                return Err(invalid(*at, format!("Pod {namespace}/{name} is already on line {first}")));
+            }
+        }
+        match self.wrong {
+            Some(wrong) => Err(wrong),
+            None => Ok(self.pods.into_iter().map(|(listed, _)| listed).collect()),
+        }
+    }
+}
+
+impl Extend<Spanned<Document>> for List {
+    fn extend<I: IntoIterator<Item = Spanned<Document>>>(&mut self, documents: I) {
+        for document in documents {
+            self.has_document = true;
+            if self.wrong.is_none() {
+                let added = match document.value {
+                    Document::One(fields) => self.add(*fields, document.referenced),
+                    Document::Many(list) => self.append(list),
+                };
+                self.wrong = added.err();
+            }
+        }
     }
 }
 
@@ -173,18 +199,18 @@ fn unknown_field(field: &str) -> String {
 
 /// One YAML document.
 enum Document {
-    One(Box<Entry>),
-    Many(Vec<Spanned<Entry>>),
+    One(Box<Fields>),
+    Many(List),
 }
 
 /// A Pod object, a list of Pods, or the short form.
 #[derive(Default)]
-struct Entry {
+struct Fields {
     kind: Option<String>,
     metadata: Option<Metadata>,
     spec: Option<Spec>,
     status: Option<Status>,
-    items: Option<Vec<Spanned<Entry>>>,
+    items: Option<List>,
     short: Short,
     /// The first field that no form has.
     unknown: Option<(String, Location)>,
@@ -209,16 +235,14 @@ struct Short {
 }
 
 impl Short {
-    fn into_listed(self, at: Location) -> Result<Listed, Invalid> {
+    /// The Pod, and its cgroup.
+    fn into_pod(self, at: Location) -> Result<(Pod, Option<String>), Invalid> {
         let name = self.name.filter(|name| !name.is_empty());
         let name = name.ok_or_else(|| invalid(at, "a Pod needs a `name`".to_owned()))?;
         let mut ips = Vec::new();
-        for value in self.ip.into_iter().chain(self.ips.into_iter().flatten()) {
-            let ip = value.value.parse::<IpAddr>().map_err(|_| {
-                invalid(
-                    value.referenced,
-                    format!("`{}` is no IP address (such as 10.0.0.7 or fd00::7)", value.value),
-                )
+        for Spanned { value, referenced, .. } in self.ip.into_iter().chain(self.ips.into_iter().flatten()) {
+            let ip = value.parse::<IpAddr>().map_err(|_| {
+                invalid(referenced, format!("`{value}` is no IP address (such as 10.0.0.7 or fd00::7)"))
             })?;
             manifest::push_address(&mut ips, ip);
         }
@@ -238,7 +262,7 @@ impl Short {
             ports: manifest::ports_of(self.ports.into_iter().flatten().map(|port| port.0)),
             cgroup: None,
         };
-        Ok(Listed { pod, cgroup: self.cgroup })
+        Ok((pod, self.cgroup))
     }
 }
 
@@ -281,16 +305,12 @@ impl<'de> Deserialize<'de> for Document {
                 f.write_str("a list of Pods, or one Pod, PodList or List")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Document, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = seq.next_element()? {
-                    entries.push(entry);
-                }
-                Ok(Document::Many(entries))
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Document, A::Error> {
+                ListVisitor.visit_seq(seq).map(Document::Many)
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Document, A::Error> {
-                EntryVisitor.visit_map(map).map(Box::new).map(Document::One)
+                FieldsVisitor.visit_map(map).map(Box::new).map(Document::One)
             }
         }
 
@@ -298,32 +318,58 @@ impl<'de> Deserialize<'de> for Document {
     }
 }
 
-impl<'de> Deserialize<'de> for Entry {
+impl<'de> Deserialize<'de> for Fields {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(EntryVisitor)
+        deserializer.deserialize_any(FieldsVisitor)
     }
 }
 
-struct EntryVisitor;
+impl<'de> Deserialize<'de> for List {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(ListVisitor)
+    }
+}
 
-impl<'de> Visitor<'de> for EntryVisitor {
-    type Value = Entry;
+struct ListVisitor;
+
+impl<'de> Visitor<'de> for ListVisitor {
+    type Value = List;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of Pods")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<List, A::Error> {
+        let mut list = List::default();
+        while let Some(fields) = seq.next_element::<Spanned<Fields>>()? {
+            if list.wrong.is_none() {
+                list.wrong = list.add(fields.value, fields.referenced).err();
+            }
+        }
+        Ok(list)
+    }
+}
+
+struct FieldsVisitor;
+
+impl<'de> Visitor<'de> for FieldsVisitor {
+    type Value = Fields;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a Pod: an object with `metadata`, or the short form {name, ip, labels, ..}")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entry, A::Error> {
-        let mut entry = Entry::default();
-        let short = &mut entry.short;
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
+        let mut fields = Fields::default();
+        let short = &mut fields.short;
         while let Some(key) = map.next_key::<Spanned<String>>()? {
             match key.value.as_str() {
                 "apiVersion" => drop(map.next_value::<IgnoredAny>()?),
-                "kind" => entry.kind = map.next_value()?,
-                "metadata" => entry.metadata = map.next_value()?,
-                "spec" => entry.spec = map.next_value()?,
-                "status" => entry.status = map.next_value()?,
-                "items" => entry.items = map.next_value()?,
+                "kind" => fields.kind = map.next_value()?,
+                "metadata" => fields.metadata = map.next_value()?,
+                "spec" => fields.spec = map.next_value()?,
+                "status" => fields.status = map.next_value()?,
+                "items" => fields.items = map.next_value()?,
                 "name" => short.name = map.next_value()?,
                 "namespace" => short.namespace = map.next_value()?,
                 "uid" => short.uid = map.next_value()?,
@@ -339,17 +385,17 @@ impl<'de> Visitor<'de> for EntryVisitor {
                 "cgroup" => short.cgroup = map.next_value()?,
                 _ => {
                     map.next_value::<IgnoredAny>()?;
-                    entry.unknown.get_or_insert((key.value, key.referenced));
+                    fields.unknown.get_or_insert((key.value, key.referenced));
                 }
             }
         }
-        if entry.metadata.is_some() && entry.items.is_some() && entry.kind.is_none() {
+        if fields.metadata.is_some() && fields.items.is_some() && fields.kind.is_none() {
             // A list without a kind has metadata too (a resource version), but nothing that makes it a Pod.
-            if entry.metadata.as_ref().is_some_and(|metadata| metadata.name.is_some()) {
+            if fields.metadata.as_ref().is_some_and(|metadata| metadata.name.is_some()) {
                 return Err(A::Error::custom("both a Pod (`metadata.name`) and a list (`items`)"));
             }
-            entry.metadata = None;
+            fields.metadata = None;
         }
-        Ok(entry)
+        Ok(fields)
     }
 }

@@ -228,6 +228,8 @@ pub(super) fn key(namespace: Option<String>, name: &str, uid: Option<String>) ->
 pub(super) fn push_address(ips: &mut Vec<IpAddr>, ip: IpAddr) {
     let ip = ip.to_canonical();
     if !ips.contains(&ip) {
+        // Most have one.
+        ips.reserve_exact(1);
         ips.push(ip);
     }
 }
@@ -263,7 +265,8 @@ fn is_mirror(owners: &[Owner], node: &str) -> bool {
 pub(super) fn ports_of(ports: impl IntoIterator<Item = Port>) -> Vec<ContainerPort> {
     let tcp = |port: &Port| port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP");
     let port = |port: Port| ContainerPort { name: port.name.map(Into::into), number: port.container_port };
-    ports.into_iter().filter(|port| port.container_port != 0 && tcp(port)).map(port).collect()
+    let ports = ports.into_iter().filter(|port| port.container_port != 0 && tcp(port)).map(port);
+    ports.collect::<Box<[_]>>().into_vec()
 }
 
 #[cfg(test)]

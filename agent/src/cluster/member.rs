@@ -45,15 +45,11 @@ pub fn member(pod: &Pod, set: &SetConfig) -> Option<Member> {
         Err(warning) => (Vec::new(), Some(warning)),
     };
     let counts = pod.is_ready();
-    let address = pod.ips.first().filter(|_| counts);
-    let endpoints = address.into_iter().flat_map(|ip| ports.iter().map(|port| SocketAddr::new(*ip, *port)));
-    Some(Member {
-        revision: Arc::clone(revision),
-        role: Arc::clone(role),
-        counts,
-        endpoints: endpoints.collect(),
-        warning,
-    })
+    let endpoints = match pod.ips.first() {
+        Some(ip) if counts => ports.iter().map(|port| SocketAddr::new(*ip, *port)).collect(),
+        _ => Vec::new(),
+    };
+    Some(Member { revision: Arc::clone(revision), role: Arc::clone(role), counts, endpoints, warning })
 }
 
 /// The port numbers that `configured` means on this Pod, narrowed by the Pod's annotation (C6); the warning names a

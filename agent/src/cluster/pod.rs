@@ -6,8 +6,35 @@ use std::{
     sync::Arc,
 };
 
-/// Labels by key.
-pub type Labels = BTreeMap<Arc<str>, Arc<str>>;
+/// Labels by key. A sorted slice: most Pods have few, and there are many Pods.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Labels(Box<[(Arc<str>, Arc<str>)]>);
+
+impl Labels {
+    /// The value of a label.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&Arc<str>> {
+        let at = self.0.binary_search_by(|(known, _)| known.as_ref().cmp(key)).ok()?;
+        self.0.get(at).map(|(_, value)| value)
+    }
+
+    /// Each key with its value.
+    pub fn iter(&self) -> impl Iterator<Item = &(Arc<str>, Arc<str>)> {
+        self.0.iter()
+    }
+
+    /// Every string, to be replaced by an equal one.
+    pub(super) fn strings(&mut self) -> impl Iterator<Item = &mut Arc<str>> {
+        self.0.iter_mut().flat_map(|(key, value)| [key, value])
+    }
+}
+
+/// Of labels with one key the last counts.
+impl FromIterator<(Arc<str>, Arc<str>)> for Labels {
+    fn from_iter<I: IntoIterator<Item = (Arc<str>, Arc<str>)>>(labels: I) -> Self {
+        Self(labels.into_iter().collect::<BTreeMap<_, _>>().into_iter().collect())
+    }
+}
 
 /// The identity of a Pod: namespace, name and UID.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -92,7 +92,7 @@ pub fn pod_file(data: &[u8]) {
     for list::Listed { pod, .. } in listed {
         assert!(names.insert((pod.key.namespace.clone(), pod.key.name.clone())), "{:?} twice", pod.key);
         assert_pod(&pod);
-        pods.push(Arc::new(pod));
+        pods.push(pod);
     }
     if !pods.is_empty() {
         publish(HashMap::new(), 0, vec![Change::Replace(pods)]);

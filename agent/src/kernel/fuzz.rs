@@ -41,7 +41,7 @@ const PODS: &str = "
 
 static REVISIONS: LazyLock<Vec<Arc<Pod>>> = LazyLock::new(|| {
     let pods = list::parse(PODS).unwrap_or_else(|error| unreachable!("{error}"));
-    pods.into_iter().map(|listed| listed.pod.into()).collect()
+    pods.into_iter().map(|listed| listed.pod).collect()
 });
 
 /// The first line is the name of a table's pin, and the rest what a map holds. An agent adopts of it what its state can

@@ -150,8 +150,6 @@ fn stamps<'p>(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
     use crate::{
         cluster::{Pod, PodKey},
@@ -187,7 +185,7 @@ mod tests {
 
     fn known() -> Target {
         let pod = Pod {
-            labels: BTreeMap::from([("slice".into(), "1".into())]),
+            labels: [("slice".into(), "1".into())].into_iter().collect(),
             ready: true,
             ..Pod::new(PodKey { namespace: "n".into(), name: "p".into(), uid: "u".into() })
         };

@@ -172,7 +172,7 @@ impl State {
         self.changes += 1;
         match change {
             Change::Replace(pods) => {
-                let mut old = mem::take(&mut self.pods);
+                let mut old = mem::replace(&mut self.pods, HashMap::with_capacity(pods.len()));
                 for pod in pods {
                     let before = old.remove(&name_of(&pod.key));
                     self.put(pod, before);

@@ -160,7 +160,7 @@ pub(crate) fn endpoint(revision: &str, address: SocketAddr) -> Arc<Endpoint> {
 pub(crate) fn endpoint_of(revision: &str, address: SocketAddr, uid: &str, local: bool) -> Arc<Endpoint> {
     let pod = Pod {
         ips: vec![address.ip()],
-        labels: [("slice".into(), format!("slice-of-{revision}").into())].into(),
+        labels: [("slice".into(), format!("slice-of-{revision}").into())].into_iter().collect(),
         ready: true,
         ..Pod::new(PodKey {
             namespace: "default".into(),

@@ -2,6 +2,7 @@
 #![cfg(test)]
 
 mod memory;
+mod pods;
 mod support;
 
 use std::time::Duration;

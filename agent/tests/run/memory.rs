@@ -59,13 +59,6 @@ async fn send(agent: &Agent, request: &[u8]) -> String {
     timeout(LONG, exchange).await.expect("an answer in time")
 }
 
-/// A field of the process's status, bytes.
-fn memory(agent: &Agent, field: &str) -> u64 {
-    let status = agent.process("status");
-    let value = status.lines().find_map(|line| line.strip_prefix(field)).expect("the field");
-    value.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_body_of_a_pair_is_in_memory_twice_at_most() {
     let engines = [engine("a", "prefill").await, engine("a", "decode").await];
@@ -85,9 +78,9 @@ async fn the_body_of_a_pair_is_in_memory_twice_at_most() {
             agent.ready().await;
             // What a first request makes for good is not the body's.
             assert_eq!(send(&agent, &request(1024, chunked)).await, "HTTP/1.1 200 OK");
-            let before = memory(&agent, "VmRSS:");
+            let before = agent.memory("VmRSS:");
             assert_eq!(send(&agent, &request(body, chunked)).await, "HTTP/1.1 200 OK");
-            let grown = memory(&agent, "VmHWM:").saturating_sub(before);
+            let grown = agent.memory("VmHWM:").saturating_sub(before);
             let what = format!("{connector}, {body} bytes, chunked: {chunked}: {} KiB more", grown >> 10);
             println!("{what}");
             assert!(grown <= most + BESIDE, "{what}");

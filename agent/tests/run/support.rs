@@ -146,6 +146,13 @@ shutdown: {{delay: 0s, deadline: 20s}}
         fs::read_to_string(format!("/proc/{id}/{file}")).expect("procfs")
     }
 
+    /// A field of its process's status, bytes.
+    pub(crate) fn memory(&self, field: &str) -> u64 {
+        let status = self.process("status");
+        let value = status.lines().find_map(|line| line.strip_prefix(field)).expect("the field");
+        value.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+    }
+
     /// The soft and the hard limit of open files.
     pub(crate) fn file_limits(&self) -> (String, String) {
         let limits = self.process("limits");

@@ -23,13 +23,12 @@ use tokio::{sync::mpsc, time};
 
 use super::{
     backoff::{self, Backoff},
-    intern::Interner,
     object::{Object, Unusable},
     problem::{Cause, Problem},
     target::Target,
     union::Said,
 };
-use crate::fatal::Indispensable;
+use crate::{cluster::intern::Interner, fatal::Indispensable};
 
 /// Objects in a page of a list.
 const PAGE: u32 = 100;
@@ -190,7 +189,7 @@ impl Follower {
             for object in page.items.into_iter().flatten() {
                 match object.into_item() {
                     Ok(mut item) => {
-                        self.interner.share(&mut item);
+                        item.share(&mut self.interner);
                         items.push(item);
                     }
                     Err(unusable) => self.outlet.tell(Message::Unusable(unusable)).await?,
@@ -329,7 +328,7 @@ impl Follower {
         }
         match object.into_item() {
             Ok(mut item) => {
-                self.interner.share(&mut item);
+                item.share(&mut self.interner);
                 let said = if gone { Said::Gone(item) } else { Said::Set(item) };
                 self.outlet.tell(Message::Said(said)).await?;
             }

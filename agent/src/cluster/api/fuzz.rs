@@ -9,12 +9,11 @@ use serde::de::DeserializeOwned;
 
 use super::{
     follow::Page,
-    intern::Interner,
     object::{Item, Object, PoolObject, ServiceObject},
     problem::Cause,
 };
 use crate::{
-    cluster::{Change, Pod, manifest::PodObject},
+    cluster::{Change, Pod, intern::Interner, manifest::PodObject},
     fuzz::{assert_pod, publish},
 };
 
@@ -59,7 +58,7 @@ fn objects<O: Object>(data: &[u8], changes: &mut Vec<Change>) {
                     Item::Pod(pod) => Item::Pod(Arc::new(Pod::clone(pod))),
                     other => other.clone(),
                 };
-                interner.share(&mut shared);
+                shared.share(&mut interner);
                 assert_eq!(shared, item, "shared strings are the same strings");
                 changes.push(match item {
                     Item::Pod(pod) => {

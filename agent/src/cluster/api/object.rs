@@ -6,6 +6,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use crate::cluster::{
     ObjectName, Pod, Service, ServicePort,
+    intern::Interner,
     manifest::{self, Metadata, PodObject},
 };
 
@@ -23,6 +24,15 @@ pub(super) enum Item {
     Pod(Arc<Pod>),
     Service(ObjectName, Service),
     Pool(ObjectName, Vec<u16>),
+}
+
+impl Item {
+    /// Makes what others have in common with it one.
+    pub(super) fn share(&mut self, interner: &mut Interner) {
+        if let Self::Pod(pod) = self {
+            interner.share(pod);
+        }
+    }
 }
 
 /// An object that makes no sense. It counts as absent.

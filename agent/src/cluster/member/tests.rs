@@ -43,12 +43,12 @@ fn pod(role: &str) -> Pod {
 }
 
 fn with_label(mut pod: Pod, key: &str, value: &str) -> Pod {
-    pod.labels.insert(key.into(), value.into());
+    pod.labels = pod.labels.iter().cloned().chain([(key.into(), value.into())]).collect();
     pod
 }
 
 fn without_label(mut pod: Pod, key: &str) -> Pod {
-    pod.labels.remove(key);
+    pod.labels = pod.labels.iter().filter(|(known, _)| known.as_ref() != key).cloned().collect();
     pod
 }
 

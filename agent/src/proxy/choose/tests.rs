@@ -1,6 +1,6 @@
 //! Which of several endpoints is chosen, draw by draw.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use super::*;
 use crate::{
@@ -13,7 +13,7 @@ const BREAKER: Breaker = Breaker { failures: 1, open: Duration::from_millis(100)
 fn endpoints(count: u16, local: impl Fn(u16) -> bool) -> Vec<Arc<Endpoint>> {
     let endpoint = |port: u16| {
         let pod = Pod {
-            labels: BTreeMap::from([("slice".into(), (port % 2).to_string().into())]),
+            labels: [("slice".into(), (port % 2).to_string().into())].into_iter().collect(),
             ready: true,
             ..Pod::new(PodKey { namespace: "n".into(), name: "p".into(), uid: port.to_string().into() })
         };
