@@ -15,8 +15,8 @@ pub(super) const PREFILLER: HeaderName = HeaderName::from_static(reply::PREFILLE
 /// Named it once.
 const PREFILLER_URL: HeaderName = HeaderName::from_static("x-prefiller-url");
 
-/// For routers alone: nobody behind this agent gets them.
-pub(super) const OF_ROUTERS: [HeaderName; 5] = [
+/// For routers alone: nobody behind this agent gets them. A constant would be made and dropped anew at each look.
+pub(super) static OF_ROUTERS: [HeaderName; 5] = [
     DECISION_HEADER,
     HeaderName::from_static(head::DESTINATION),
     HeaderName::from_static(head::SUBSET),
@@ -25,7 +25,7 @@ pub(super) const OF_ROUTERS: [HeaderName; 5] = [
 ];
 
 /// For sidecars, of whoever may steer them.
-const OF_SIDECARS: [HeaderName; 5] = [
+static OF_SIDECARS: [HeaderName; 5] = [
     PREFILLER,
     PREFILLER_URL,
     HeaderName::from_static("x-encoder-hosts-ports"),
