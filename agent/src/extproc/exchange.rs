@@ -290,7 +290,7 @@ impl Exchange {
         let (headers, metadata) = destination.into_response();
         self.out.push_back(ProcessingResponse {
             response: Some(Response::RequestHeaders(headers)),
-            dynamic_metadata: Some(metadata),
+            dynamic_metadata: metadata,
         });
         // Before trailers an empty piece would answer nothing.
         if let Some(body) = read.filter(|body| !body.is_empty() || end == Some(End::Body)) {
@@ -365,7 +365,7 @@ impl Exchange {
     }
 
     fn send(&mut self, response: Response) {
-        self.out.push_back(ProcessingResponse { response: Some(response), dynamic_metadata: None });
+        self.out.push_back(ProcessingResponse { response: Some(response), dynamic_metadata: Bytes::new() });
     }
 
     /// Sends a part of a body on, or lets it go on.

@@ -1,7 +1,10 @@
 //! What is answered: header changes, bodies in pieces, and responses that no endpoint made (E2, E4, E5).
 
+use std::{fmt::Write as _, net::SocketAddr};
+
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode};
+use prost::Message as _;
 use prost_types::{Struct, Value, value::Kind};
 
 use super::{
@@ -22,13 +25,38 @@ pub const PIECE: usize = 62_000;
 /// The header by which llm-d's sidecar learns the prefill endpoint.
 pub const PREFILLER: &str = "x-prefiller-host-port";
 
+/// Endpoints, in the order in which they are to be tried: as a header names them, and as metadata do.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Named {
+    /// Joined by commas.
+    header: Bytes,
+    /// What is under [`NAMESPACE`], as it is sent.
+    metadata: Bytes,
+}
+
+impl Named {
+    /// By their addresses.
+    pub fn of(addresses: impl IntoIterator<Item = SocketAddr>) -> Self {
+        let mut text = String::new();
+        for address in addresses {
+            let comma = if text.is_empty() { "" } else { "," };
+            // A string takes whatever is written.
+            let _ = write!(text, "{comma}{address}");
+        }
+        let of = |name: &str, kind| Struct { fields: [(name.to_owned(), Value { kind: Some(kind) })].into() };
+        let endpoints = of(DESTINATION, Kind::StringValue(text.clone()));
+        let metadata = of(NAMESPACE, Kind::StructValue(endpoints)).encode_to_vec().into();
+        Self { header: text.into(), metadata }
+    }
+}
+
 /// Where a request goes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Destination {
-    /// The endpoints in the order in which they are to be tried, joined by commas.
-    pub endpoints: String,
+    /// The endpoints.
+    pub endpoints: Named,
     /// The prefill endpoint, over whatever the client says.
-    pub prefill: Option<String>,
+    pub prefill: Option<Named>,
     /// Headers of the client that go no further.
     pub remove: Vec<String>,
 }
@@ -38,22 +66,20 @@ pub type Headers = Vec<(HeaderName, Option<HeaderValue>)>;
 
 impl Destination {
     /// The answer to the request's headers.
-    pub(super) fn into_response(self) -> (HeadersResponse, Struct) {
+    pub(super) fn into_response(self) -> (HeadersResponse, Bytes) {
         let Self { endpoints, prefill, mut remove } = self;
         // Removed before it is set: however many lines of it there were, one is left.
         if prefill.is_some() && !remove.iter().any(|name| name == PREFILLER) {
             remove.push(PREFILLER.to_owned());
         }
-        let mut set_headers = vec![overwrite(DESTINATION, endpoints.clone().into())];
-        set_headers.extend(prefill.map(|prefill| overwrite(PREFILLER, prefill.into())));
+        let mut set_headers = vec![overwrite(DESTINATION, endpoints.header)];
+        set_headers.extend(prefill.map(|prefill| overwrite(PREFILLER, prefill.header)));
         let common = CommonResponse {
             header_mutation: Some(HeaderMutation { set_headers, remove_headers: remove }),
             body_mutation: None,
             clear_route_cache: true,
         };
-        let of = |name: &str, kind| Struct { fields: [(name.to_owned(), Value { kind: Some(kind) })].into() };
-        let endpoints = of(DESTINATION, Kind::StringValue(endpoints));
-        (HeadersResponse { response: Some(common) }, of(NAMESPACE, Kind::StructValue(endpoints)))
+        (HeadersResponse { response: Some(common) }, endpoints.metadata)
     }
 }
 

@@ -5,7 +5,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use prost::Message as _;
 
 use crate::extproc::{
-    Destination, Exchange, Head, Headers, PIECE, Question, Violation,
+    Destination, Exchange, Head, Headers, Named, PIECE, Question, Violation,
     proto::envoy::{
         extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode,
         service::ext_proc::v3::{
@@ -106,8 +106,8 @@ fn refuse(exchange: &mut Exchange, status: StatusCode) {
 
 fn destination(head: &Head, endpoints: usize) -> Destination {
     Destination {
-        endpoints: vec!["10.0.0.1:8000"; endpoints.min(16)].join(","),
-        prefill: Some("10.0.0.2:8000".to_owned()),
+        endpoints: Named::of([([10, 0, 0, 1], 8000).into()].into_iter().cycle().take(endpoints.min(16))),
+        prefill: Some(Named::of([([10, 0, 0, 2], 8000).into()])),
         remove: head.iter().map(|(name, _)| name.to_owned()).collect(),
     }
 }

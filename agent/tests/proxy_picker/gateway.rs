@@ -7,6 +7,7 @@ use futures_util::{Stream, stream};
 use http::{Request, StatusCode};
 use hyper::client::conn::http2::{SendRequest, handshake};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use prost::Message as _;
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use revgate::{
     config::{PickerConfig, Serves, Trust},
@@ -266,7 +267,8 @@ impl Picked {
                 let mutation = common.header_mutation.unwrap();
                 let set = |name| value(&mutation, name);
                 let named = set("x-gateway-destination-endpoint").unwrap();
-                let space = &reply.dynamic_metadata.unwrap().fields["envoy.lb"];
+                let metadata = Struct::decode(reply.dynamic_metadata).unwrap();
+                let space = &metadata.fields["envoy.lb"];
                 let Some(Kind::StructValue(space)) = &space.kind else { panic!("{space:?}") };
                 let metadata = &space.fields["x-gateway-destination-endpoint"].kind;
                 assert_eq!(*metadata, Some(Kind::StringValue(named.clone())));

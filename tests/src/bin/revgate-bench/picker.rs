@@ -90,7 +90,7 @@ fn answer(asked: Asked, destination: &'static str) -> ProcessingResponse {
         Asked::RequestTrailers(_) => Said::RequestTrailers(TrailersResponse::default()),
         Asked::ResponseTrailers(_) => Said::ResponseTrailers(TrailersResponse::default()),
     };
-    ProcessingResponse { response: Some(said), dynamic_metadata: None }
+    ProcessingResponse { response: Some(said), dynamic_metadata: Bytes::new() }
 }
 
 /// The bodies of the benchmark fit into one message.
