@@ -64,6 +64,20 @@ pub struct Destination {
 /// Changes to a response's headers: a value, or none.
 pub type Headers = Vec<(HeaderName, Option<HeaderValue>)>;
 
+/// The answer to a response's headers, as it is sent.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Stamps(pub(super) Bytes);
+
+impl Stamps {
+    /// That changes these.
+    #[must_use]
+    pub fn of(headers: &[(HeaderName, Option<HeaderValue>)]) -> Self {
+        let header_mutation = (!headers.is_empty()).then(|| mutation(headers));
+        let common = CommonResponse { header_mutation, ..CommonResponse::default() };
+        Self(HeadersResponse { response: Some(common) }.encode_to_vec().into())
+    }
+}
+
 impl Destination {
     /// The answer to the request's headers.
     pub(super) fn into_response(self) -> (HeadersResponse, Bytes) {
@@ -91,7 +105,7 @@ fn overwrite(name: &str, value: Bytes) -> HeaderValueOption {
 }
 
 /// As a message has them.
-fn mutation(headers: Headers) -> HeaderMutation {
+fn mutation(headers: &[(HeaderName, Option<HeaderValue>)]) -> HeaderMutation {
     let mut mutation = HeaderMutation::default();
     for (name, value) in headers {
         // Removed first in any case: one value is left, whatever the engine sent.
@@ -102,12 +116,6 @@ fn mutation(headers: Headers) -> HeaderMutation {
         }
     }
     mutation
-}
-
-/// The answer to a response's headers.
-pub(super) fn headers(headers: Headers) -> HeadersResponse {
-    let header_mutation = (!headers.is_empty()).then(|| mutation(headers));
-    HeadersResponse { response: Some(CommonResponse { header_mutation, ..CommonResponse::default() }) }
 }
 
 /// Lets a body go on as it is, where the proxy keeps it.
@@ -135,7 +143,7 @@ pub(super) fn trailers() -> TrailersResponse {
 }
 
 /// A response that no endpoint made. `details` is for the proxy's log.
-pub(super) fn immediate(status: StatusCode, details: &str, head: Headers, body: Bytes) -> ImmediateResponse {
+pub(super) fn immediate(status: StatusCode, details: &str, head: &Headers, body: Bytes) -> ImmediateResponse {
     ImmediateResponse {
         status: Some(HttpStatus { code: status.as_u16().into() }),
         headers: Some(mutation(head)),

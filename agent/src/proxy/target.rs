@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{link::Link, metrics::RevisionMetrics};
 use crate::{
-    extproc::Named,
+    extproc::{Named, Stamps},
     snapshot::{Endpoint, SetView, Vitals},
 };
 
@@ -22,8 +22,10 @@ pub(super) struct Target {
     /// Every header that tells who served. `None`: the endpoint has no such label, and an engine's own header must
     /// not pass for one.
     stamps: Box<[(HeaderName, Option<HeaderValue>)]>,
-    /// As gateways are told of it, once one has asked.
+    /// How gateways are told of it, once one has asked.
     named: OnceCell<Named>,
+    /// The stamps, as gateways are told them.
+    stamped: OnceCell<Stamps>,
     /// Counters of its revision.
     pub(super) metrics: Rc<RevisionMetrics>,
     /// Its connections, which outlive a change of its stamps.
@@ -58,7 +60,14 @@ impl Target {
     pub(super) fn new(endpoint: Arc<Endpoint>, view: &SetView, metrics: Rc<RevisionMetrics>) -> Self {
         let labels = &endpoint.pod.labels;
         let stamps = stamps(view, &endpoint.revision, |label| labels.get(label).map(AsRef::as_ref));
-        Self { stamps, named: OnceCell::new(), endpoint, metrics, pool: Pool::new(true) }
+        Self {
+            stamps,
+            named: OnceCell::new(),
+            stamped: OnceCell::new(),
+            endpoint,
+            metrics,
+            pool: Pool::new(true),
+        }
     }
 
     /// The same endpoint in a later snapshot, with what is stamped now and the connections that it has.
@@ -82,6 +91,7 @@ impl Target {
         Self {
             stamps: stamps(view, &known.revision, |_| None),
             named: OnceCell::new(),
+            stamped: OnceCell::new(),
             endpoint: Arc::new(endpoint),
             metrics: Rc::clone(&self.metrics),
             pool: Pool::new(false),
@@ -124,7 +134,7 @@ impl Target {
         self.pool.idle.borrow_mut().clear();
     }
 
-    /// As gateways are told of it.
+    /// How gateways are told of it.
     pub(super) fn named(&self) -> Named {
         self.named.get_or_init(|| Named::of([self.endpoint.address])).clone()
     }
@@ -132,6 +142,11 @@ impl Target {
     /// Every header that tells who served, with its value, if any.
     pub(super) fn stamps(&self) -> &[(HeaderName, Option<HeaderValue>)] {
         &self.stamps
+    }
+
+    /// The same, as gateways are told it.
+    pub(super) fn stamped(&self) -> Stamps {
+        self.stamped.get_or_init(|| Stamps::of(&self.stamps)).clone()
     }
 
     /// Writes who served, over whatever the engine sent.

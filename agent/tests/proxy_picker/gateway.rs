@@ -15,7 +15,7 @@ use revgate::{
         config::core::v3::{HeaderMap, HeaderValue, Metadata},
         extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode as Mode,
         service::ext_proc::v3::{
-            HeaderMutation, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
+            HeaderMutation, HeadersResponse, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
             ProtocolConfiguration, processing_request::Request as Asked,
             processing_response::Response as Said,
         },
@@ -186,6 +186,7 @@ impl Call {
         self.say_with(Asked::ResponseHeaders(HttpHeaders { headers, end_of_stream }), besides);
         let reply = self.next().await;
         let Some(Said::ResponseHeaders(reply)) = reply.response else { panic!("{reply:?}") };
+        let reply = HeadersResponse::decode(reply).unwrap();
         reply.response.unwrap().header_mutation.unwrap_or_default()
     }
 }

@@ -81,13 +81,13 @@ fn drive(exchange: &mut Exchange, message: ProcessingRequest) -> Result<(), Viol
         match asked {
             Question::Begins { .. } => question = exchange.begun(),
             Question::Where { .. } => exchange.picked(destination()),
-            Question::Who { .. } => question = exchange.stamped(Headers::new()),
+            Question::Who { .. } => question = exchange.stamped(Stamps::of(&[])),
             Question::Whole => {}
             Question::TooLong => {
                 exchange.refused(
                     StatusCode::PAYLOAD_TOO_LARGE,
                     "body-too-large",
-                    Headers::new(),
+                    &Headers::new(),
                     "no".into(),
                 );
             }

@@ -196,7 +196,7 @@ impl Conversation {
             access.refused(status, word);
         }
         let head = head.iter().map(|(name, value)| (name.clone(), Some(value.clone()))).collect();
-        exchange.refused(status, word, head, body);
+        exchange.refused(status, word, &head, body);
     }
 }
 

@@ -84,7 +84,7 @@ fn answer(asked: Asked, destination: &'static str) -> ProcessingResponse {
             };
             Said::RequestHeaders(HeadersResponse { response: Some(common) })
         }
-        Asked::ResponseHeaders(_) => Said::ResponseHeaders(HeadersResponse::default()),
+        Asked::ResponseHeaders(_) => Said::ResponseHeaders(Bytes::new()),
         Asked::RequestBody(body) => Said::RequestBody(on(body)),
         Asked::ResponseBody(body) => Said::ResponseBody(on(body)),
         Asked::RequestTrailers(_) => Said::RequestTrailers(TrailersResponse::default()),
