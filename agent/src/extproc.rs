@@ -15,7 +15,7 @@ pub mod reply;
 
 pub use exchange::{Due, Exchange, Question, Sent, Violation};
 pub use head::{Head, Served};
-pub use reply::{Destination, Headers, PIECE};
+pub use reply::{Destination, Headers, Named, PIECE, Stamps};
 
 /// The messages of `proto/`, as `build.rs` made them.
 #[allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated; proto/ says what they are")]

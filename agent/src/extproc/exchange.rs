@@ -28,7 +28,7 @@ use super::{
             processing_request::Request, processing_response::Response,
         },
     },
-    reply::{self, Destination, Headers},
+    reply::{self, Destination, Headers, Stamps},
 };
 use crate::gathered::Gathered;
 
@@ -290,7 +290,7 @@ impl Exchange {
         let (headers, metadata) = destination.into_response();
         self.out.push_back(ProcessingResponse {
             response: Some(Response::RequestHeaders(headers)),
-            dynamic_metadata: Some(metadata),
+            dynamic_metadata: metadata,
         });
         // Before trailers an empty piece would answer nothing.
         if let Some(body) = read.filter(|body| !body.is_empty() || end == Some(End::Body)) {
@@ -306,19 +306,19 @@ impl Exchange {
         }
     }
 
-    /// Answers [`Question::Who`] with the changes to the response's headers. A response whose body the proxy keeps to itself
+    /// Answers [`Question::Who`]. A response whose body the proxy keeps to itself
     /// is as whole as it will be seen to be.
-    pub fn stamped(&mut self, headers: Headers) -> Option<Question> {
+    pub fn stamped(&mut self, stamps: Stamps) -> Option<Question> {
         let Side::Asked { end, .. } = mem::replace(&mut self.response, Side::Passing { length: 0 }) else {
             return None;
         };
-        self.send(Response::ResponseHeaders(reply::headers(headers)));
+        self.send(Response::ResponseHeaders(stamps.0));
         let unseen = self.due() == Due::Nothing;
         self.ended(end.is_some()).or(unseen.then_some(Question::Whole))
     }
 
     /// Answers the client with a response of its own, and ends the exchange. `details` is for the proxy's log.
-    pub fn refused(&mut self, status: StatusCode, details: &str, head: Headers, body: Bytes) {
+    pub fn refused(&mut self, status: StatusCode, details: &str, head: &Headers, body: Bytes) {
         self.out.clear();
         self.send(Response::ImmediateResponse(reply::immediate(status, details, head, body)));
         self.refused = true;
@@ -365,7 +365,7 @@ impl Exchange {
     }
 
     fn send(&mut self, response: Response) {
-        self.out.push_back(ProcessingResponse { response: Some(response), dynamic_metadata: None });
+        self.out.push_back(ProcessingResponse { response: Some(response), dynamic_metadata: Bytes::new() });
     }
 
     /// Sends a part of a body on, or lets it go on.

@@ -1,7 +1,10 @@
 //! What is answered: header changes, bodies in pieces, and responses that no endpoint made (E2, E4, E5).
 
+use std::{fmt::Write as _, net::SocketAddr};
+
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode};
+use prost::Message as _;
 use prost_types::{Struct, Value, value::Kind};
 
 use super::{
@@ -22,13 +25,38 @@ pub const PIECE: usize = 62_000;
 /// The header by which llm-d's sidecar learns the prefill endpoint.
 pub const PREFILLER: &str = "x-prefiller-host-port";
 
+/// Endpoints, in the order in which they are to be tried: as a header names them, and as metadata do.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Named {
+    /// Joined by commas.
+    header: Bytes,
+    /// What is under [`NAMESPACE`], as it is sent.
+    metadata: Bytes,
+}
+
+impl Named {
+    /// By their addresses.
+    pub fn of(addresses: impl IntoIterator<Item = SocketAddr>) -> Self {
+        let mut text = String::new();
+        for address in addresses {
+            let comma = if text.is_empty() { "" } else { "," };
+            // A string takes whatever is written.
+            let _ = write!(text, "{comma}{address}");
+        }
+        let of = |name: &str, kind| Struct { fields: [(name.to_owned(), Value { kind: Some(kind) })].into() };
+        let endpoints = of(DESTINATION, Kind::StringValue(text.clone()));
+        let metadata = of(NAMESPACE, Kind::StructValue(endpoints)).encode_to_vec().into();
+        Self { header: text.into(), metadata }
+    }
+}
+
 /// Where a request goes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Destination {
-    /// The endpoints in the order in which they are to be tried, joined by commas.
-    pub endpoints: String,
+    /// The endpoints.
+    pub endpoints: Named,
     /// The prefill endpoint, over whatever the client says.
-    pub prefill: Option<String>,
+    pub prefill: Option<Named>,
     /// Headers of the client that go no further.
     pub remove: Vec<String>,
 }
@@ -36,24 +64,36 @@ pub struct Destination {
 /// Changes to a response's headers: a value, or none.
 pub type Headers = Vec<(HeaderName, Option<HeaderValue>)>;
 
+/// The answer to a response's headers, as it is sent.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Stamps(pub(super) Bytes);
+
+impl Stamps {
+    /// That changes these.
+    #[must_use]
+    pub fn of(headers: &[(HeaderName, Option<HeaderValue>)]) -> Self {
+        let header_mutation = (!headers.is_empty()).then(|| mutation(headers));
+        let common = CommonResponse { header_mutation, ..CommonResponse::default() };
+        Self(HeadersResponse { response: Some(common) }.encode_to_vec().into())
+    }
+}
+
 impl Destination {
     /// The answer to the request's headers.
-    pub(super) fn into_response(self) -> (HeadersResponse, Struct) {
+    pub(super) fn into_response(self) -> (HeadersResponse, Bytes) {
         let Self { endpoints, prefill, mut remove } = self;
         // Removed before it is set: however many lines of it there were, one is left.
         if prefill.is_some() && !remove.iter().any(|name| name == PREFILLER) {
             remove.push(PREFILLER.to_owned());
         }
-        let mut set_headers = vec![overwrite(DESTINATION, endpoints.clone().into())];
-        set_headers.extend(prefill.map(|prefill| overwrite(PREFILLER, prefill.into())));
+        let mut set_headers = vec![overwrite(DESTINATION, endpoints.header)];
+        set_headers.extend(prefill.map(|prefill| overwrite(PREFILLER, prefill.header)));
         let common = CommonResponse {
             header_mutation: Some(HeaderMutation { set_headers, remove_headers: remove }),
             body_mutation: None,
             clear_route_cache: true,
         };
-        let of = |name: &str, kind| Struct { fields: [(name.to_owned(), Value { kind: Some(kind) })].into() };
-        let endpoints = of(DESTINATION, Kind::StringValue(endpoints));
-        (HeadersResponse { response: Some(common) }, of(NAMESPACE, Kind::StructValue(endpoints)))
+        (HeadersResponse { response: Some(common) }, endpoints.metadata)
     }
 }
 
@@ -65,7 +105,7 @@ fn overwrite(name: &str, value: Bytes) -> HeaderValueOption {
 }
 
 /// As a message has them.
-fn mutation(headers: Headers) -> HeaderMutation {
+fn mutation(headers: &[(HeaderName, Option<HeaderValue>)]) -> HeaderMutation {
     let mut mutation = HeaderMutation::default();
     for (name, value) in headers {
         // Removed first in any case: one value is left, whatever the engine sent.
@@ -76,12 +116,6 @@ fn mutation(headers: Headers) -> HeaderMutation {
         }
     }
     mutation
-}
-
-/// The answer to a response's headers.
-pub(super) fn headers(headers: Headers) -> HeadersResponse {
-    let header_mutation = (!headers.is_empty()).then(|| mutation(headers));
-    HeadersResponse { response: Some(CommonResponse { header_mutation, ..CommonResponse::default() }) }
 }
 
 /// Lets a body go on as it is, where the proxy keeps it.
@@ -109,7 +143,7 @@ pub(super) fn trailers() -> TrailersResponse {
 }
 
 /// A response that no endpoint made. `details` is for the proxy's log.
-pub(super) fn immediate(status: StatusCode, details: &str, head: Headers, body: Bytes) -> ImmediateResponse {
+pub(super) fn immediate(status: StatusCode, details: &str, head: &Headers, body: Bytes) -> ImmediateResponse {
     ImmediateResponse {
         status: Some(HttpStatus { code: status.as_u16().into() }),
         headers: Some(mutation(head)),

@@ -5,7 +5,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use prost::Message as _;
 
 use crate::extproc::{
-    Destination, Exchange, Head, Headers, PIECE, Question, Violation,
+    Destination, Exchange, Head, Headers, Named, PIECE, Question, Stamps, Violation,
     proto::envoy::{
         extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode,
         service::ext_proc::v3::{
@@ -92,7 +92,7 @@ fn drive(
                     exchange.picked(begun.clone());
                 }
             }
-            Question::Who { .. } => question = exchange.stamped(stamps()),
+            Question::Who { .. } => question = exchange.stamped(Stamps::of(&stamps())),
             Question::Whole => {}
             Question::TooLong => refuse(exchange, StatusCode::PAYLOAD_TOO_LARGE),
         }
@@ -101,13 +101,13 @@ fn drive(
 }
 
 fn refuse(exchange: &mut Exchange, status: StatusCode) {
-    exchange.refused(status, "refused", stamps(), Bytes::from_static(b"no"));
+    exchange.refused(status, "refused", &stamps(), Bytes::from_static(b"no"));
 }
 
 fn destination(head: &Head, endpoints: usize) -> Destination {
     Destination {
-        endpoints: vec!["10.0.0.1:8000"; endpoints.min(16)].join(","),
-        prefill: Some("10.0.0.2:8000".to_owned()),
+        endpoints: Named::of([([10, 0, 0, 1], 8000).into()].into_iter().cycle().take(endpoints.min(16))),
+        prefill: Some(Named::of([([10, 0, 0, 2], 8000).into()])),
         remove: head.iter().map(|(name, _)| name.to_owned()).collect(),
     }
 }

@@ -24,7 +24,7 @@ const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
 /// What is meant for one hop (RFC 9110, 7.6.1), and `Trailer`, as trailers are dropped. The first two say more.
-const HOP: [HeaderName; 9] = [
+static HOP: [HeaderName; 9] = [
     CONNECTION,
     TRANSFER_ENCODING,
     KEEP_ALIVE,

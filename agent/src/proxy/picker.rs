@@ -166,17 +166,18 @@ fn none() -> PickerBody {
     Either::Right(Box::pin(none))
 }
 
-/// What a call has for its messages until they need more, and what is sent at a time, bytes.
-fn buffers() -> BufferSettings {
-    BufferSettings::new(1 << 10, 32 << 10)
-}
+/// What a call has for its messages, until they need more, and for its answers: all that a short request comes to.
+const READS: usize = 1 << 10;
+const WRITES: usize = 4 << 10;
+/// What is sent at a time, bytes.
+const YIELD: usize = 32 << 10;
 
 /// The messages of a call.
 fn messages<M>(body: Incoming, http: &HttpConfig) -> Streaming<M>
 where
     M: prost::Message + Default + Send + 'static,
 {
-    let decoder = ProstDecoder::new(buffers());
+    let decoder = ProstDecoder::new(BufferSettings::new(READS, YIELD));
     let longest = usize::try_from(http.max_body).unwrap_or(usize::MAX).saturating_add(FRAME);
     Streaming::new_request(decoder, body, None, Some(longest))
 }
@@ -187,6 +188,6 @@ where
     M: prost::Message,
     S: futures_util::Stream<Item = Result<M, Status>>,
 {
-    let encoder = ProstEncoder::new(buffers());
+    let encoder = ProstEncoder::new(BufferSettings::new(WRITES, YIELD));
     EncodeBody::new_server(encoder, messages, None, SingleMessageCompressionOverride::default(), None)
 }

@@ -15,8 +15,11 @@ pub(super) const PREFILLER: HeaderName = HeaderName::from_static(reply::PREFILLE
 /// Named it once.
 const PREFILLER_URL: HeaderName = HeaderName::from_static("x-prefiller-url");
 
-/// For routers alone: nobody behind this agent gets them.
-pub(super) const OF_ROUTERS: [HeaderName; 5] = [
+/// How the names of all of them begin, and of few other headers.
+const PREFIX: &str = "x-";
+
+/// For routers alone: nobody behind this agent gets them. A constant would be made and dropped anew at each look.
+pub(super) static OF_ROUTERS: [HeaderName; 5] = [
     DECISION_HEADER,
     HeaderName::from_static(head::DESTINATION),
     HeaderName::from_static(head::SUBSET),
@@ -25,7 +28,7 @@ pub(super) const OF_ROUTERS: [HeaderName; 5] = [
 ];
 
 /// For sidecars, of whoever may steer them.
-const OF_SIDECARS: [HeaderName; 5] = [
+static OF_SIDECARS: [HeaderName; 5] = [
     PREFILLER,
     PREFILLER_URL,
     HeaderName::from_static("x-encoder-hosts-ports"),
@@ -43,14 +46,22 @@ pub(super) fn remove_all(headers: &mut HeaderMap) {
 /// Whether a picker takes it out of a request: what sidecars read stays, where the client may steer them, but for the
 /// prefill endpoint where that is picked here (`pairs`).
 pub(super) fn is_taken_out(name: &str, trusted: bool, pairs: bool) -> bool {
-    OF_ROUTERS.iter().any(|of_routers| of_routers == name)
-        || OF_SIDECARS.iter().any(|of_sidecars| of_sidecars == name)
-            && (!trusted || pairs && (PREFILLER == name || PREFILLER_URL == name))
+    name.starts_with(PREFIX)
+        && (OF_ROUTERS.iter().any(|of_routers| of_routers == name)
+            || OF_SIDECARS.iter().any(|of_sidecars| of_sidecars == name)
+                && (!trusted || pairs && (PREFILLER == name || PREFILLER_URL == name)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_begin_as_they_are_looked_for() {
+        for name in OF_ROUTERS.iter().chain(&OF_SIDECARS) {
+            assert!(name.as_str().starts_with(PREFIX), "{name}");
+        }
+    }
 
     #[test]
     fn h12_sidecars_are_steered_by_those_who_may_and_the_prefill_of_a_pair_by_the_picker() {

@@ -1,7 +1,7 @@
 //! A worker's side of one endpoint: its idle connections, and everything that its responses need, made once.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::{Cell, OnceCell, RefCell},
     net::SocketAddr,
     rc::Rc,
     sync::Arc,
@@ -10,7 +10,10 @@ use std::{
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{link::Link, metrics::RevisionMetrics};
-use crate::snapshot::{Endpoint, SetView, Vitals};
+use crate::{
+    extproc::{Named, Stamps},
+    snapshot::{Endpoint, SetView, Vitals},
+};
 
 /// A worker's side of an endpoint.
 pub(super) struct Target {
@@ -19,6 +22,10 @@ pub(super) struct Target {
     /// Every header that tells who served. `None`: the endpoint has no such label, and an engine's own header must
     /// not pass for one.
     stamps: Box<[(HeaderName, Option<HeaderValue>)]>,
+    /// How gateways are told of it, once one has asked.
+    named: OnceCell<Named>,
+    /// The stamps, as gateways are told them.
+    stamped: OnceCell<Stamps>,
     /// Counters of its revision.
     pub(super) metrics: Rc<RevisionMetrics>,
     /// Its connections, which outlive a change of its stamps.
@@ -53,7 +60,14 @@ impl Target {
     pub(super) fn new(endpoint: Arc<Endpoint>, view: &SetView, metrics: Rc<RevisionMetrics>) -> Self {
         let labels = &endpoint.pod.labels;
         let stamps = stamps(view, &endpoint.revision, |label| labels.get(label).map(AsRef::as_ref));
-        Self { stamps, endpoint, metrics, pool: Pool::new(true) }
+        Self {
+            stamps,
+            named: OnceCell::new(),
+            stamped: OnceCell::new(),
+            endpoint,
+            metrics,
+            pool: Pool::new(true),
+        }
     }
 
     /// The same endpoint in a later snapshot, with what is stamped now and the connections that it has.
@@ -76,6 +90,8 @@ impl Target {
         };
         Self {
             stamps: stamps(view, &known.revision, |_| None),
+            named: OnceCell::new(),
+            stamped: OnceCell::new(),
             endpoint: Arc::new(endpoint),
             metrics: Rc::clone(&self.metrics),
             pool: Pool::new(false),
@@ -118,9 +134,19 @@ impl Target {
         self.pool.idle.borrow_mut().clear();
     }
 
+    /// How gateways are told of it.
+    pub(super) fn named(&self) -> Named {
+        self.named.get_or_init(|| Named::of([self.endpoint.address])).clone()
+    }
+
     /// Every header that tells who served, with its value, if any.
     pub(super) fn stamps(&self) -> &[(HeaderName, Option<HeaderValue>)] {
         &self.stamps
+    }
+
+    /// The same, as gateways are told it.
+    pub(super) fn stamped(&self) -> Stamps {
+        self.stamped.get_or_init(|| Stamps::of(&self.stamps)).clone()
     }
 
     /// Writes who served, over whatever the engine sent.

@@ -7,6 +7,7 @@ use futures_util::{Stream, stream};
 use http::{Request, StatusCode};
 use hyper::client::conn::http2::{SendRequest, handshake};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use prost::Message as _;
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use revgate::{
     config::{PickerConfig, Serves, Trust},
@@ -14,7 +15,7 @@ use revgate::{
         config::core::v3::{HeaderMap, HeaderValue, Metadata},
         extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode as Mode,
         service::ext_proc::v3::{
-            HeaderMutation, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
+            HeaderMutation, HeadersResponse, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
             ProtocolConfiguration, processing_request::Request as Asked,
             processing_response::Response as Said,
         },
@@ -185,6 +186,7 @@ impl Call {
         self.say_with(Asked::ResponseHeaders(HttpHeaders { headers, end_of_stream }), besides);
         let reply = self.next().await;
         let Some(Said::ResponseHeaders(reply)) = reply.response else { panic!("{reply:?}") };
+        let reply = HeadersResponse::decode(reply).unwrap();
         reply.response.unwrap().header_mutation.unwrap_or_default()
     }
 }
@@ -266,7 +268,8 @@ impl Picked {
                 let mutation = common.header_mutation.unwrap();
                 let set = |name| value(&mutation, name);
                 let named = set("x-gateway-destination-endpoint").unwrap();
-                let space = &reply.dynamic_metadata.unwrap().fields["envoy.lb"];
+                let metadata = Struct::decode(reply.dynamic_metadata).unwrap();
+                let space = &metadata.fields["envoy.lb"];
                 let Some(Kind::StructValue(space)) = &space.kind else { panic!("{space:?}") };
                 let metadata = &space.fields["x-gateway-destination-endpoint"].kind;
                 assert_eq!(*metadata, Some(Kind::StringValue(named.clone())));

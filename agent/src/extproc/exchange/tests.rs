@@ -2,10 +2,15 @@
 
 mod properties;
 
+use prost::Message as _;
+
 use super::*;
-use crate::extproc::proto::envoy::{
-    config::core::v3::{HeaderMap, HeaderValue},
-    service::ext_proc::v3::{BodyResponse, HttpTrailers, body_mutation::Mutation},
+use crate::extproc::{
+    Named,
+    proto::envoy::{
+        config::core::v3::{HeaderMap, HeaderValue},
+        service::ext_proc::v3::{BodyResponse, HttpTrailers, body_mutation::Mutation},
+    },
 };
 
 const LIMIT: u64 = 1 << 20;
@@ -56,8 +61,8 @@ fn exchange() -> Exchange {
 
 fn destination() -> Destination {
     Destination {
-        endpoints: "10.0.0.1:8000".into(),
-        prefill: Some("10.0.0.2:8000".into()),
+        endpoints: Named::of([([10, 0, 0, 1], 8000).into()]),
+        prefill: Some(Named::of([([10, 0, 0, 2], 8000).into()])),
         remove: Vec::new(),
     }
 }
@@ -76,13 +81,13 @@ fn drive(exchange: &mut Exchange, message: ProcessingRequest) -> Result<(), Viol
         match asked {
             Question::Begins { .. } => question = exchange.begun(),
             Question::Where { .. } => exchange.picked(destination()),
-            Question::Who { .. } => question = exchange.stamped(Headers::new()),
+            Question::Who { .. } => question = exchange.stamped(Stamps::of(&[])),
             Question::Whole => {}
             Question::TooLong => {
                 exchange.refused(
                     StatusCode::PAYLOAD_TOO_LARGE,
                     "body-too-large",
-                    Headers::new(),
+                    &Headers::new(),
                     "no".into(),
                 );
             }
@@ -190,7 +195,7 @@ fn e2_the_destination_is_said_in_a_header_and_in_metadata_alike() {
             .map(|(name, value)| (name.into(), value.into()))
     );
     assert_eq!(mutation.remove_headers, ["x-prefiller-host-port"], "a client's value goes, in every line");
-    let metadata = reply.dynamic_metadata.unwrap();
+    let metadata = prost_types::Struct::decode(reply.dynamic_metadata).unwrap();
     let Some(prost_types::value::Kind::StructValue(space)) = &metadata.fields["envoy.lb"].kind else {
         panic!("{metadata:?}")
     };

@@ -78,7 +78,7 @@ fn pass_on(mut request: request::Parts, trusted: bool, selectors: &[HeaderSelect
     match to_endpoint(&mut request, &REVISION, selectors) {
         Ok(has_host) => {
             let selectors = selectors.iter().map(|selector| selector.header.clone());
-            let kept = HOP.into_iter().chain(OF_ROUTERS).chain([REVISION]).chain(selectors);
+            let kept = HOP.iter().chain(&OF_ROUTERS).cloned().chain([REVISION]).chain(selectors);
             assert_none_of(&request.headers, kept);
             assert!(request.headers.keys().all(|name| !steering::is_taken_out(name.as_str(), false, true)));
             assert_eq!(request.headers.get_all(HOST).iter().count(), usize::from(has_host));
@@ -95,7 +95,7 @@ fn pass_on(mut request: request::Parts, trusted: bool, selectors: &[HeaderSelect
 /// What an engine says goes to the client without what is of one hop, or revgate's own to say.
 pub(in crate::proxy) fn answers(mut answer: response::Parts) {
     to_client(&mut answer);
-    assert_none_of(&answer.headers, HOP.into_iter().chain([REASON_HEADER]));
+    assert_none_of(&answer.headers, HOP.iter().cloned().chain([REASON_HEADER]));
 }
 
 fn assert_none_of(headers: &HeaderMap, mut names: impl Iterator<Item = HeaderName>) {

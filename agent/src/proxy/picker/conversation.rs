@@ -11,7 +11,7 @@ use http::{Method, Uri};
 use super::wishes::Wishes;
 use crate::{
     config::HttpConfig,
-    extproc::{Destination, Due, Exchange, Head},
+    extproc::{Destination, Due, Exchange, Head, Named},
     proxy::{
         access::Access,
         choose::{Probes, Rules, Want},
@@ -155,8 +155,11 @@ impl Conversation {
         self.lease = self.named.first().map(|target| Lease::new(Rc::clone(target)));
         self.prefill = prefill.map(Lease::new);
         Ok(Destination {
-            endpoints: joined(self.named.iter().map(|target| target.endpoint.address)),
-            prefill: self.prefill.as_ref().map(|lease| lease.target.endpoint.address.to_string()),
+            endpoints: match &self.named[..] {
+                [only] => only.named(),
+                several => Named::of(several.iter().map(|target| target.endpoint.address)),
+            },
+            prefill: self.prefill.as_ref().map(|lease| lease.target.named()),
             remove: std::mem::take(&mut self.wishes.remove),
         })
     }
@@ -193,7 +196,7 @@ impl Conversation {
             access.refused(status, word);
         }
         let head = head.iter().map(|(name, value)| (name.clone(), Some(value.clone()))).collect();
-        exchange.refused(status, word, head, body);
+        exchange.refused(status, word, &head, body);
     }
 }
 
@@ -202,8 +205,4 @@ fn has_legs(head: &Head) -> bool {
     let Ok(method) = Method::from_bytes(head.first(":method")) else { return false };
     let path = head.first(":path").split(|byte| *byte == b'?').next().unwrap_or_default();
     std::str::from_utf8(path).is_ok_and(|path| pair::has_legs(&method, path))
-}
-
-fn joined(addresses: impl Iterator<Item = SocketAddr>) -> String {
-    addresses.map(|address| address.to_string()).collect::<Vec<_>>().join(",")
 }

@@ -10,16 +10,16 @@ use http::{HeaderName, StatusCode};
 
 use super::conversation::Conversation;
 use crate::{
-    extproc::{Headers, Served},
+    extproc::{Served, Stamps},
     proxy::{error::ProxyError, listener::Listener, reply::Lease, target::Target},
 };
 
 impl Conversation {
     /// What is stamped on the response.
-    pub(super) fn answered(&mut self, status: Option<StatusCode>, served: Served) -> Headers {
+    pub(super) fn answered(&mut self, status: Option<StatusCode>, served: Served) -> Stamps {
         let prefill = self.prefill.take().map(|lease| Rc::clone(&lease.target));
         // Whatever answers, no endpoint was named for it.
-        let Some(first) = self.named.first().map(Rc::clone) else { return Headers::new() };
+        let Some(first) = self.named.first().map(Rc::clone) else { return Stamps::of(&[]) };
         let listener = Rc::clone(&self.in_flight.listener);
         listener.metrics.latency.observe(listener.worker.shared.clock.micros().saturating_sub(self.started));
         let target = match served {
@@ -64,7 +64,7 @@ impl Conversation {
         if served == Served::Unsaid && may_be_gateways {
             return unstamped(&listener);
         }
-        target.stamps().to_vec()
+        target.stamped()
     }
 
     /// The response does not come, though the request is there (`sent`). `None`: no endpoint was named.
@@ -144,7 +144,7 @@ impl Conversation {
     }
 
     /// An answer of nobody that is known.
-    fn foreign(&mut self, status: Option<StatusCode>) -> Headers {
+    fn foreign(&mut self, status: Option<StatusCode>) -> Stamps {
         let listener = Rc::clone(&self.in_flight.listener);
         listener.metrics.foreign(status);
         if let Some(access) = &mut self.in_flight.access {
@@ -160,19 +160,19 @@ fn is_of_gateways(status: StatusCode) -> bool {
 }
 
 /// What all of them tell.
-fn common(named: &[Rc<Target>]) -> Headers {
-    let Some((first, others)) = named.split_first() else { return Headers::new() };
+fn common(named: &[Rc<Target>]) -> Stamps {
+    let Some((first, others)) = named.split_first() else { return Stamps::of(&[]) };
     let stamps = first.stamps().iter().map(|stamp| {
         let same = others.iter().all(|other| other.stamps().contains(stamp));
         (stamp.0.clone(), stamp.1.clone().filter(|_| same))
     });
-    stamps.collect()
+    Stamps::of(&stamps.collect::<Vec<_>>())
 }
 
 /// Nobody that is known: what an engine says of itself must not pass for a stamp.
-fn unstamped(listener: &Listener) -> Headers {
+fn unstamped(listener: &Listener) -> Stamps {
     let table = listener.table.borrow();
-    let Some((revision, selectors)) = table.headers() else { return Headers::new() };
+    let Some((revision, selectors)) = table.headers() else { return Stamps::of(&[]) };
     let names = std::iter::once(revision).chain(selectors.iter().map(|selector| &selector.header));
-    names.map(|name: &HeaderName| (name.clone(), None)).collect()
+    Stamps::of(&names.map(|name: &HeaderName| (name.clone(), None)).collect::<Vec<_>>())
 }

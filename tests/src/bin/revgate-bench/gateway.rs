@@ -2,18 +2,22 @@
 //!
 //! No Envoy is needed, and nothing is measured: what the pickers do under it is what the optimiser learns.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
 use http::Request;
 use hyper::client::conn::http2::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
-use revgate::extproc::proto::envoy::{
-    config::core::v3::{HeaderMap, HeaderValue},
-    extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode,
-    service::ext_proc::v3::{
-        HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
-        processing_request::Request as Asked,
+use prost_types::{Struct, Value, value::Kind};
+use revgate::extproc::{
+    head::{ATTRIBUTES, DESTINATION},
+    proto::envoy::{
+        config::core::v3::{HeaderMap, HeaderValue},
+        extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode,
+        service::ext_proc::v3::{
+            HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
+            processing_request::Request as Asked,
+        },
     },
 };
 use tokio::{net::TcpStream, sync::mpsc, task::JoinSet, time::sleep};
@@ -107,14 +111,13 @@ impl Gateway {
         let mut replies = self.call(messages).await?;
         let each = if end_of_stream { 1 } else { 2 };
         let picked = replies.message().await?.ok_or("a picker said nothing")?;
-        if !is_pick(&picked) {
-            return Ok(false);
-        }
+        let Some(endpoint) = pick(picked) else { return Ok(false) };
         for _ in 1..each {
             replies.message().await?.ok_or("a picker left a body out")?;
         }
         let head = HttpHeaders { headers: Some(response_headers(body.len())), end_of_stream };
-        to.send(message(Asked::ResponseHeaders(head)))?;
+        let first = message(Asked::ResponseHeaders(head));
+        to.send(ProcessingRequest { attributes: attributes(endpoint), ..first })?;
         if !end_of_stream {
             to.send(message(Asked::ResponseBody(piece())))?;
         }
@@ -147,10 +150,24 @@ impl Gateway {
     }
 }
 
-/// Whether a reply says where the request goes.
-fn is_pick(reply: &ProcessingResponse) -> bool {
+/// Where the request goes, if a reply says so.
+fn pick(reply: ProcessingResponse) -> Option<String> {
     use revgate::extproc::proto::envoy::service::ext_proc::v3::processing_response::Response as Said;
-    matches!(reply.response, Some(Said::RequestHeaders(_)))
+    let Some(Said::RequestHeaders(headers)) = reply.response else { return None };
+    let set = headers.response?.header_mutation?.set_headers;
+    let named =
+        set.into_iter().filter_map(|option| option.header).find(|header| header.key == DESTINATION)?;
+    String::from_utf8(named.raw_value.into()).ok()
+}
+
+/// What Envoy says besides of a response that the endpoint has made.
+fn attributes(endpoint: String) -> BTreeMap<String, Struct> {
+    let value = |text| Value { kind: Some(Kind::StringValue(text)) };
+    let fields = [
+        ("response.code_details".to_owned(), value("via_upstream".to_owned())),
+        ("upstream.address".to_owned(), value(endpoint)),
+    ];
+    [(ATTRIBUTES.to_owned(), Struct { fields: fields.into() })].into()
 }
 
 /// What Envoy says of a client's request.

@@ -84,13 +84,13 @@ fn answer(asked: Asked, destination: &'static str) -> ProcessingResponse {
             };
             Said::RequestHeaders(HeadersResponse { response: Some(common) })
         }
-        Asked::ResponseHeaders(_) => Said::ResponseHeaders(HeadersResponse::default()),
+        Asked::ResponseHeaders(_) => Said::ResponseHeaders(Bytes::new()),
         Asked::RequestBody(body) => Said::RequestBody(on(body)),
         Asked::ResponseBody(body) => Said::ResponseBody(on(body)),
         Asked::RequestTrailers(_) => Said::RequestTrailers(TrailersResponse::default()),
         Asked::ResponseTrailers(_) => Said::ResponseTrailers(TrailersResponse::default()),
     };
-    ProcessingResponse { response: Some(said), dynamic_metadata: None }
+    ProcessingResponse { response: Some(said), dynamic_metadata: Bytes::new() }
 }
 
 /// The bodies of the benchmark fit into one message.

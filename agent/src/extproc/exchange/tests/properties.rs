@@ -165,11 +165,11 @@ proptest! {
             };
             let outcome = match begun {
                 Ok(Some(Question::Where { .. })) if refuse => {
-                    exchange.refused(StatusCode::SERVICE_UNAVAILABLE, "no-endpoint", Headers::new(), Bytes::new());
+                    exchange.refused(StatusCode::SERVICE_UNAVAILABLE, "no-endpoint", &Headers::new(), Bytes::new());
                     Ok(None)
                 }
                 Ok(Some(Question::Where { .. })) => { exchange.picked(destination()); Ok(None) }
-                Ok(Some(Question::Who { .. })) => Ok(exchange.stamped(Headers::new())),
+                Ok(Some(Question::Who { .. })) => Ok(exchange.stamped(Stamps::of(&[]))),
                 other => other,
             };
             words.extend(said(&mut exchange));
