@@ -19,7 +19,7 @@
 use crate::{
     address::Address,
     counter::Counter,
-    endpoints::{Place, Range},
+    endpoints::{Locator, Range},
     layout::{
         ANY_SLOT, FENCE_AUDIT, FENCE_OFF, MEMBER_BY_PORT, MEMBER_ENDPOINT, Member, PIN_REVISION, Pin,
         SET_UNGATED, SOURCE_MEMBER, SetTable, Source, Tenant, VIP_ANCHOR, VIP_LEASED, VIP_MEMBERS_ONLY,
@@ -54,8 +54,8 @@ pub trait Caller {
     /// Picks from a range. The hooks do so in functions of their own for the verifier.
     #[inline(always)]
     fn pick(&self, table: &SetTable, range: Range, to: &Address, family: Family) -> Option<Address> {
-        let place = place(range, to, family, self.draw(Draw::Endpoint))?;
-        Some(table.endpoint(place, family))
+        let locator = locate(range, to, family, self.draw(Draw::Endpoint))?;
+        Some(table.endpoint(locator, family))
     }
 }
 
@@ -243,19 +243,19 @@ fn reaches(family: Family, endpoint: &Address) -> bool {
     family == Family::V6 || endpoint.is_v4()
 }
 
-/// The place of one of a range: of the VIP's family, where the socket leaves a choice and there is one.
+/// The locator of one of a range: of the VIP's family, where the socket leaves a choice and there is one.
 #[inline(always)]
 #[must_use]
-pub fn place(range: Range, to: &Address, family: Family, draw: u32) -> Option<Place> {
+pub fn locate(range: Range, to: &Address, family: Family, draw: u32) -> Option<Locator> {
     let Range { runs, form } = range;
-    let (mut start, mut count, mut words, mut port) =
-        (runs.v4_start, runs.v4_count, form.v4_words, form.v4_port);
+    let (mut before, mut count, mut words, mut port) =
+        (runs.v4_before, runs.v4_count, form.v4_words, form.v4_port);
     let mut v6 = false;
     if family == Family::V6 && runs.v6_count != 0 && (count == 0 || !to.is_v4()) {
-        (start, count, words, port) = (runs.v6_start, runs.v6_count, form.v6_words, form.v6_port);
+        (before, count, words, port) = (runs.v6_before, runs.v6_count, form.v6_words, form.v6_port);
         v6 = true;
     }
-    (count != 0).then(|| Place::new(v6, start, pick::index(draw, count.into()), words, port))
+    (count != 0).then(|| Locator::new(v6, before, pick::index(draw, count.into()), words, port))
 }
 
 /// An element by an index that is masked, not checked: no panic path, and a bound that the verifier sees.

@@ -10,11 +10,18 @@
 //! | IPv6, all with one port | the address, its last word first |
 //! | IPv6 | the port, the address, its last word first |
 //!
-//! So the word behind the port, if there is one, is always the last of the address. All is in network order.
+//! So the word behind the port, if there is one, is always the last of the address. All is in network order. The first
+//! word of all is nobody's: an address has a word before it, whether that is its port or not.
+//!
+//! As with [`layout`](crate::layout), a change of this file that alters what a word means raises its `VERSION`.
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{address::Address, decide::Family, layout::SetTable};
+use crate::{
+    address::Address,
+    decide::Family,
+    layout::{MAX_ENDPOINTS, SetTable},
+};
 
 /// The words of all endpoints of a table: as many as a `u16` counts.
 pub const ENDPOINT_WORDS: usize = 1 << 16;
@@ -26,11 +33,11 @@ pub const MAX_WORDS: usize = 5;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 pub struct Runs {
     /// The word before the address of the first IPv4 endpoint.
-    pub v4_start: u16,
+    pub v4_before: u16,
     /// How many IPv4 endpoints there are.
     pub v4_count: u16,
     /// The word before the address of the first IPv6 endpoint.
-    pub v6_start: u16,
+    pub v6_before: u16,
     /// How many IPv6 endpoints there are.
     pub v6_count: u16,
 }
@@ -62,18 +69,18 @@ pub struct Range {
 /// Where an endpoint is and what it is, in one number: the word before its address, above it the port of all or 0, and
 /// the family.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place(u64);
+pub struct Locator(u64);
 
-impl Place {
+impl Locator {
     /// The highest bit.
     const V6: u64 = 1 << 63;
 
-    /// Of the endpoint with this index in a run that starts there, by words of each and port of all.
+    /// Of the endpoint with this index in the run behind that word, by words of each and port of all.
     #[inline(always)]
     #[must_use]
-    pub const fn new(v6: bool, start: u16, index: u32, words: u16, port: u16) -> Self {
+    pub const fn new(v6: bool, before: u16, index: u32, words: u16, port: u16) -> Self {
         let family = if v6 { Self::V6 } else { 0 };
-        Self(family | (port as u64) << 16 | (start as u64 + index as u64 * words as u64))
+        Self(family | (port as u64) << 16 | (before as u64 + index as u64 * words as u64))
     }
 
     /// As a number, never `u64::MAX`.
@@ -92,18 +99,18 @@ impl Place {
 }
 
 impl SetTable {
-    /// The endpoint at a place.
+    /// The endpoint that a locator stands for.
     ///
     /// All that an endpoint may have is read, and what it has not is masked out: with branches the verifier would walk what
-    /// follows once for each. `black_box` keeps the compiler from making branches of it.
+    /// follows once for each. The compiler makes branches of the mask by family, but for `black_box`.
     #[inline(always)]
     #[must_use]
     #[expect(
         clippy::indexing_slicing,
         reason = "a u16 and four are below the length; the verifier proves it too"
     )]
-    #[expect(clippy::cast_possible_truncation, reason = "the parts of a place, and a port in a word")]
-    pub fn endpoint(&self, Place(bits): Place, family: Family) -> Address {
+    #[expect(clippy::cast_possible_truncation, reason = "the parts of a locator, and a port in a word")]
+    pub fn endpoint(&self, Locator(bits): Locator, family: Family) -> Address {
         // All ones for a negative number, else 0.
         let mask = |number: i64| (number >> 63).cast_unsigned() as u32;
         let before = usize::from(bits as u16);
@@ -123,11 +130,14 @@ impl SetTable {
     pub fn endpoints(&self, range: &Range) -> impl Iterator<Item = Address> {
         let Range { runs, form } = *range;
         let v4 = (0..runs.v4_count.into())
-            .map(move |n| Place::new(false, runs.v4_start, n, form.v4_words, form.v4_port));
+            .map(move |n| Locator::new(false, runs.v4_before, n, form.v4_words, form.v4_port));
         let v6 = (0..runs.v6_count.into())
-            .map(move |n| Place::new(true, runs.v6_start, n, form.v6_words, form.v6_port));
+            .map(move |n| Locator::new(true, runs.v6_before, n, form.v6_words, form.v6_port));
         v4.chain(v6).map(|place| self.endpoint(place, Family::V6))
     }
 }
 
-const _: () = assert!(ENDPOINT_WORDS == u16::MAX as usize + 1, "an index of two bytes is below it");
+const _: () = {
+    assert!(ENDPOINT_WORDS == u16::MAX as usize + 1, "an index of two bytes is below it");
+    assert!(MAX_ENDPOINTS * MAX_WORDS < ENDPOINT_WORDS, "all fit behind the first word, which is nobody's");
+};

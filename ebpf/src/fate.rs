@@ -9,7 +9,7 @@ use revgate_common::{
     address::Address,
     counter::Counter,
     decide::{self, Family},
-    endpoints::{Place, Range},
+    endpoints::{Locator, Range},
     layout::{PEER_HIDDEN, SetTable},
 };
 
@@ -79,24 +79,24 @@ pub(crate) fn pick(
     draw: u32,
 ) -> Option<Address> {
     let v6 = u32::from(family == Family::V6);
-    let place = place(bytemuck::cast(range.runs), bytemuck::cast(range.form), to, v6, draw);
-    if place == NONE {
+    let locator = locate(bytemuck::cast(range.runs), bytemuck::cast(range.form), to, v6, draw);
+    if locator == NONE {
         return None;
     }
-    let place = Place::from_bits(place);
-    Some(table.endpoint(place, family))
+    let locator = Locator::from_bits(locator);
+    Some(table.endpoint(locator, family))
 }
 
-/// What [`place`] returns where there is no endpoint.
+/// What [`locate`] returns where there is no endpoint.
 const NONE: u64 = u64::MAX;
 
-/// A place in a range, for a socket of IPv6 or of IPv4.
+/// A locator of a range, for a socket of IPv6 or of IPv4.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn place(runs: u64, form: u64, to: *const Address, v6: u32, draw: u32) -> u64 {
+extern "C" fn locate(runs: u64, form: u64, to: *const Address, v6: u32, draw: u32) -> u64 {
     let range = Range { runs: bytemuck::cast(runs), form: bytemuck::cast(form) };
     let family = if v6 == 0 { Family::V4 } else { Family::V6 };
     // SAFETY: the caller hands over its own address; the verifier asks for the check.
     let Some(to) = (unsafe { to.as_ref() }) else { return NONE };
-    decide::place(range, to, family, draw).map_or(NONE, Place::to_bits)
+    decide::locate(range, to, family, draw).map_or(NONE, Locator::to_bits)
 }

@@ -1,7 +1,7 @@
 //! The decision (K4), the tables (K5) and the plan between them, without a kernel.
 #![cfg(test)]
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use revgate::{
@@ -15,6 +15,7 @@ use revgate::{
 use revgate_common::{
     address::Address,
     counter::Counter,
+    decide::{Family, locate},
     endpoints::Range,
     layout::{FENCE_AUDIT, MAX_ENDPOINTS, MEMBER_BY_PORT, MEMBER_ENDPOINT, Pin, SetTable, Tenant},
     twin::{AUDIT, DENY, PASS, STEER, Trial},
@@ -55,7 +56,8 @@ proptest! {
                 for revision in &set.revisions {
                     let range = table.slots[usize::from(revision.slot)].ranges[role];
                     let mut has = endpoints(table, &range);
-                    let v4 = usize::from(range.runs.v4_count);
+                    let v4 = revision.endpoints[role].iter().filter(|endpoint| endpoint.is_ipv4()).count();
+                    prop_assert_eq!(usize::from(range.runs.v4_count), v4);
                     prop_assert!(has[..v4].iter().all(SocketAddr::is_ipv4) && has[v4..].iter().all(SocketAddr::is_ipv6));
                     let mut wants = revision.endpoints[role].clone();
                     has.sort_unstable();
@@ -128,7 +130,7 @@ fn the_random_connects_meet_every_outcome() {
     assert_eq!(missing, []);
 }
 
-/// A run of a table's endpoints.
+/// The endpoints of a range.
 fn endpoints(table: &SetTable, range: &Range) -> Vec<SocketAddr> {
     table.endpoints(range).map(SocketAddr::from).collect()
 }
@@ -212,6 +214,27 @@ fn pods_are_looked_for_at_the_levels_where_most_are() {
         world.sources.push(crowd.clone());
     }
     assert_eq!(self::tables(&world).settings.source_levels, 0x0905_0302);
+}
+
+/// The widest endpoints fill a table to its last word.
+#[test]
+fn as_many_endpoints_as_there_may_be_are_found_again_each() {
+    let endpoints: Vec<_> = (0..MAX_ENDPOINTS)
+        .map(|n| {
+            let n = u16::try_from(n).unwrap();
+            SocketAddr::new(Ipv6Addr::new(0xfd00, 1, 2, 3, 4, 5, 6, n).into(), 1 + n)
+        })
+        .collect();
+    let world = World::of(vec![Revision::new("a", 0, 1, &[&[], &endpoints])]);
+    let table = &tables(&world).sets[0];
+    let range = table.slots[0].ranges[1];
+    assert_eq!(self::endpoints(table, &range), endpoints);
+    assert_eq!(self::endpoints(table, &table.any[1]), endpoints);
+    for draw in [0, u32::MAX] {
+        let locator = locate(range, &Address::from(endpoints[0]), Family::V6, draw).unwrap();
+        let expected = if draw == 0 { endpoints[0] } else { endpoints[MAX_ENDPOINTS - 1] };
+        assert_eq!(SocketAddr::from(table.endpoint(locator, Family::V6)), expected);
+    }
 }
 
 #[test]

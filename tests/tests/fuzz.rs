@@ -10,6 +10,7 @@ use std::{
 };
 
 use revgate::fuzz::{TARGETS, Target};
+use revgate_common::layout::{Event, MAX_REVISIONS, SetTable, Tenant};
 
 /// Mutations of each corpus: so many, or fewer where they come to so many bytes, which bounds the time they take.
 const MUTATIONS: usize = 4000;
@@ -134,6 +135,31 @@ fn r2_every_parser_survives_its_corpus_and_mutations_of_it() {
         all.into_iter().filter_map(|running| running.join().unwrap()).collect()
     });
     assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// What the seeds are named after, they are only as long as the tables look as they did.
+#[test]
+fn the_seeds_of_kernel_tables_are_what_they_say() {
+    let bytes = |name: &str| {
+        let seed = fs::read(folder("corpus/kernel_tables").join(name)).unwrap();
+        let start = seed.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+        seed[start..].to_vec()
+    };
+    let tenants = |name: &str| {
+        let mut table: Box<SetTable> = bytemuck::zeroed_box();
+        let bytes = bytes(name);
+        bytemuck::bytes_of_mut(&mut *table)[..bytes.len()].copy_from_slice(&bytes);
+        let tenants = table.slots.iter().filter(|slot| slot.epoch != 0);
+        tenants.map(|slot| (slot.revision, slot.epoch)).collect::<Vec<_>>()
+    };
+    // 1 and 2 stand for revisions that are known.
+    assert_eq!(tenants("known"), [(2, 4), (1, 9)]);
+    assert_eq!(tenants("same-revision-twice"), [(1, 3), (1, 4)]);
+    assert_eq!(tenants("last-generation"), [(1, u32::MAX), (2, 1)]);
+    assert_eq!(tenants("another-set"), [(1, 1)]);
+    assert_eq!(tenants("every-slot-taken").len(), MAX_REVISIONS);
+    let event: Event = bytemuck::pod_read_unaligned(&bytes("event"));
+    assert_eq!((event.protocol, event.tenant), (6, Tenant { set: 0, slot: 0, epoch: 1 }));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 #![cfg(test)]
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
 };
 
@@ -96,6 +96,27 @@ fn ipv6_and_mapped_sockets_are_steered_and_see_the_vip_in_their_own_form() {
     node.publish(&only_v6.vip(vip4, 1, false).snapshot(3));
     assert_eq!(errno(&dial(vip4)), EHOSTUNREACH, "an IPv4 socket cannot reach an IPv6 endpoint");
     assert_eq!(dial(mapped).unwrap(), v6);
+}
+
+/// Endpoints of one port and of several are written down in different ways.
+#[test]
+fn every_endpoint_of_a_role_is_reached_at_its_own_port() {
+    let Some(mut node) = Node::enter("ports", FenceMode::Enforce) else { return };
+    let prefill = echo::tcp("127.59.3.1");
+    let (vip4, vip6) = (at("127.59.0.1:80"), at("[::1]:9"));
+    let first = echo::tcp("127.59.1.3");
+    let port = |ip| echo::tcp_at(SocketAddr::new(at(ip).ip(), first.port()));
+    let one_port = vec![first, port("127.59.1.4:0"), port("127.59.1.5:0")];
+    let several = ["127.59.1.1", "127.59.1.2", "127.59.1.1"].map(echo::tcp).to_vec();
+    let sixes = ["::1", "::1", "::1"].map(echo::tcp).to_vec();
+    for (generation, endpoints) in (1..).zip([one_port, several, sixes]) {
+        let world = World::of(vec![Revision::new("a", 0, 1, &[&[prefill], &endpoints])]);
+        node.publish(&world.vip(vip4, 1, false).vip(vip6, 1, false).snapshot(generation));
+        let vip = if endpoints[0].is_ipv6() { vip6 } else { vip4 };
+        // That one of three is never met in so many has a chance of 3 in 10^18.
+        let met: BTreeSet<_> = (0..100).map(|_| dial(vip).unwrap()).collect();
+        assert_eq!(met, endpoints.into_iter().collect());
+    }
 }
 
 #[test]

@@ -260,6 +260,7 @@ fn set_table(set: &SetView, generation: u64) -> Result<Box<SetTable>, TooLarge> 
 /// They fit: their number was checked, so every index does too.
 fn lay_out(table: &mut SetTable, set: &SetView) {
     let SetTable { endpoints, any, slots, .. } = table;
+    // The first is the word before the first address.
     let mut free = endpoints.iter_mut().skip(1);
     let mut used = 0_u16;
     for (role, any) in any.iter_mut().enumerate() {
@@ -305,12 +306,13 @@ fn common_port(mut addresses: impl Iterator<Item = Address>) -> u16 {
 const fn set_run(range: &mut Range, v4: bool, used: u16, count: u16, port: u16) {
     let Range { runs, form } = range;
     let own_port = (port == 0) as u16;
-    let start = used.saturating_add(own_port);
+    // Too much only for an empty run in a full table.
+    let before = used.saturating_add(own_port);
     if v4 {
-        (runs.v4_start, runs.v4_count) = (start, count);
+        (runs.v4_before, runs.v4_count) = (before, count);
         (form.v4_words, form.v4_port) = (1 + own_port, port);
     } else {
-        (runs.v6_start, runs.v6_count) = (start, count);
+        (runs.v6_before, runs.v6_count) = (before, count);
         (form.v6_words, form.v6_port) = (4 + own_port, port);
     }
 }
