@@ -187,6 +187,47 @@ fn alias_bombs_and_deep_nesting_are_refused() {
 }
 
 #[test]
+fn what_aliases_repeat_is_bounded_by_the_length_of_the_file() {
+    let repeated = |length: usize, times: usize| {
+        let labels = (0..times).map(|n| format!("l{n}: *x")).collect::<Vec<_>>().join(", ");
+        let value = "v".repeat(length);
+        parse(&format!("- {{name: a, node: &x {value}}}\n- {{name: b, labels: {{{labels}}}}}\n"))
+    };
+    assert_eq!(repeated(100, 50).unwrap().len(), 2, "which is what people write");
+    assert!(repeated(1 << 20, 30).is_err());
+}
+
+/// In a time that does not grow with the square of their number.
+#[test]
+fn each_address_of_a_hundred_thousand_is_there_once() {
+    let ips =
+        |n: u32| (0..n).map(|n| format!("'{}'", std::net::Ipv4Addr::from(n % 90_000))).collect::<Vec<_>>();
+    let pods = parse(&format!("- {{name: a, ips: [{}]}}\n", ips(100_000).join(", "))).unwrap();
+    assert_eq!(pods[0].pod.ips.len(), 90_000);
+    assert_eq!(pods[0].pod.ips[1], std::net::IpAddr::from([0, 0, 0, 1]));
+}
+
+#[test]
+fn of_two_mistakes_the_first_is_told() {
+    let twice = "- {name: a}\n- {name: a}\n";
+    let nameless = "- {ip: 127.0.0.1}\n";
+    for (text, line, what) in [
+        (format!("{twice}{nameless}"), 2, "already on line 1"),
+        (format!("{nameless}{twice}"), 1, "needs a `name`"),
+        (
+            format!("{{kind: List, items: [{{name: a}}, {{name: a}}]}}\n---\n{nameless}"),
+            1,
+            "already on line 1",
+        ),
+        (format!("{{kind: List, items: [{{ip: 127.0.0.1}}]}}\n---\n{twice}"), 1, "needs a `name`"),
+    ] {
+        let error = parse(&text).unwrap_err();
+        assert_eq!(error.line, line, "{error}");
+        assert!(error.what.contains(what), "{error}");
+    }
+}
+
+#[test]
 fn ten_thousand_full_pods_are_within_the_bounds() {
     let one = |n: usize| {
         let labels: serde_json::Map<_, _> =

@@ -200,6 +200,7 @@ fn resolve(listed: Listed, cgroups: Option<&Path>, known: &mut Interner) -> (Arc
     let found = cgroup
         .map(|path| find_cgroup(Path::new(&path), cgroups).map_err(|why| format!("cgroup `{path}`: {why}")));
     let problem = match found.transpose() {
+        Ok(None) => None,
         Ok(found) => {
             Arc::make_mut(&mut pod).cgroup = found;
             None

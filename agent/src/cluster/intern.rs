@@ -56,6 +56,8 @@ impl Interner {
         if let Some(pod) = Arc::get_mut(pod) {
             self.strings.share(pod);
         }
+        // With its key: what the old Pod was known by goes with it.
+        self.pods.remove(&pod.key.uid);
         self.pods.insert(Arc::clone(&pod.key.uid), Arc::downgrade(pod));
     }
 }

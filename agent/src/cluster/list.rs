@@ -13,7 +13,6 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
-    net::IpAddr,
     sync::Arc,
 };
 
@@ -52,6 +51,9 @@ const KINDS: &str = "Pod, PodList, List";
 /// Deeper than any Pod object, shallow enough for any stack.
 const MAX_DEPTH: usize = 64;
 
+/// So many times its own length may a file come to with all that its aliases stand for.
+const MOST_REPEATED: usize = 8;
+
 /// A Pod of the list, and the cgroup that its short form names (not looked up yet).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Listed {
@@ -78,13 +80,13 @@ pub struct Invalid {
 /// Text without any document is an error: it is what a half-written file looks like. `[]` says "no Pods".
 pub fn parse(text: &str) -> Result<Vec<Listed>, Invalid> {
     let options = serde_saphyr::options! {
-        // No document has more nodes than bytes; aliases have limits of their own, which stay.
+        // No document has more nodes than bytes. Aliases have limits of their own, which stay, but for what they repeat.
         budget: serde_saphyr::budget! {
             max_depth: MAX_DEPTH,
             max_documents: usize::MAX,
             max_events: usize::MAX,
             max_nodes: usize::MAX,
-            max_total_scalar_bytes: usize::MAX,
+            max_total_scalar_bytes: MOST_REPEATED * text.len() + (1 << 20),
         },
         with_snippet: false,
     };
@@ -239,16 +241,15 @@ impl Short {
     fn into_pod(self, at: Location) -> Result<(Pod, Option<String>), Invalid> {
         let name = self.name.filter(|name| !name.is_empty());
         let name = name.ok_or_else(|| invalid(at, "a Pod needs a `name`".to_owned()))?;
-        let mut ips = Vec::new();
+        let mut ips = Vec::with_capacity(1);
         for Spanned { value, referenced, .. } in self.ip.into_iter().chain(self.ips.into_iter().flatten()) {
-            let ip = value.parse::<IpAddr>().map_err(|_| {
+            ips.push(value.parse().map_err(|_| {
                 invalid(referenced, format!("`{value}` is no IP address (such as 10.0.0.7 or fd00::7)"))
-            })?;
-            manifest::push_address(&mut ips, ip);
+            })?);
         }
         let pod = Pod {
             key: manifest::key(self.namespace, &name, self.uid),
-            ips,
+            ips: manifest::unique(ips),
             node: self.node.map(Into::into),
             labels: manifest::labels_of(self.labels.unwrap_or_default()),
             active_ports: self.annotations.as_ref().and_then(manifest::active_ports),

@@ -3,7 +3,11 @@
 //! Unknown fields are ignored and every field may be absent or null, so that any Pod which an API server has ever
 //! accepted is read. The field names are those of `core/v1`.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use serde::Deserialize;
 
@@ -169,10 +173,10 @@ impl PodObject {
         let key = key(metadata.namespace, &name, metadata.uid);
         let pod = || format!("{}/{}", key.namespace, key.name);
         let addresses = status.pod_ips.unwrap_or_default().into_iter().filter_map(|address| address.ip);
-        let mut ips = Vec::new();
+        let mut ips = Vec::with_capacity(1);
         for value in status.pod_ip.into_iter().chain(addresses).filter(|value| !value.is_empty()) {
             match value.parse::<IpAddr>() {
-                Ok(ip) => push_address(&mut ips, ip),
+                Ok(ip) => ips.push(ip),
                 Err(_) => return Err(PodProblem::Address { pod: pod(), value }),
             }
         }
@@ -200,7 +204,7 @@ impl PodObject {
         let labels = metadata.labels.unwrap_or_default();
         Ok(Pod {
             key,
-            ips,
+            ips: unique(ips),
             node: node.map(Into::into),
             labels: labels_of(labels.into_iter().map(|(key, value)| (key, value.unwrap_or_default()))),
             active_ports: metadata.annotations.as_ref().and_then(active_ports),
@@ -224,14 +228,18 @@ pub(super) fn key(namespace: Option<String>, name: &str, uid: Option<String>) ->
     PodKey { namespace: namespace.into(), name: name.into(), uid: uid.into() }
 }
 
-/// Adds an address unless it is there. IPv4-mapped IPv6 is IPv4: the kernel sees both as one.
-pub(super) fn push_address(ips: &mut Vec<IpAddr>, ip: IpAddr) {
-    let ip = ip.to_canonical();
-    if !ips.contains(&ip) {
-        // Most have one.
-        ips.reserve_exact(1);
-        ips.push(ip);
+/// Each address once, in the order in which they come. IPv4-mapped IPv6 is IPv4: the kernel sees both as one.
+pub(super) fn unique(mut ips: Vec<IpAddr>) -> Vec<IpAddr> {
+    for ip in &mut ips {
+        *ip = ip.to_canonical();
     }
+    // Most have one.
+    if ips.len() > 1 {
+        let mut seen = HashSet::with_capacity(ips.len());
+        ips.retain(|ip| seen.insert(*ip));
+    }
+    ips.shrink_to_fit();
+    ips
 }
 
 /// Labels, shared from here on.

@@ -298,7 +298,8 @@ impl State {
     fn put(&mut self, pod: Arc<Pod>, before: Option<Entry>) {
         let before = match before {
             Some(entry) if entry.pod == pod => {
-                self.pods.insert(name_of(&pod.key), entry);
+                // The one that its source holds, which may have begun anew.
+                self.pods.insert(name_of(&pod.key), Entry { pod, ..entry });
                 return;
             }
             Some(entry) if entry.pod.key.uid != pod.key.uid => {

@@ -1,6 +1,6 @@
 //! The objects that are watched, reduced while they are parsed: what is not named here is skipped, never kept.
 
-use std::{net::IpAddr, sync::Arc};
+use std::sync::Arc;
 
 use serde::{Deserialize, de::DeserializeOwned};
 
@@ -105,11 +105,8 @@ impl Object for ServiceObject {
     fn into_item(self) -> Result<Item, Unusable> {
         let name = named(self.metadata.as_ref())?;
         let spec = self.spec.unwrap_or_default();
-        let mut addresses: Vec<IpAddr> = Vec::new();
         let written = spec.cluster_ip.into_iter().chain(spec.cluster_ips.into_iter().flatten());
-        for ip in written.filter_map(|ip| ip.parse().ok()) {
-            manifest::push_address(&mut addresses, ip);
-        }
+        let addresses = manifest::unique(written.filter_map(|ip| ip.parse().ok()).collect());
         let tcp =
             |port: &ServicePortObject| port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP");
         let port = |port: ServicePortObject| ServicePort {
