@@ -44,7 +44,7 @@ const PROTOCOLS: [&str; 2] =
     ["envoy/service/ext_proc/v3/external_processor.proto", "grpc/health/v1/health.proto"];
 
 /// Compiles them by `protox`, in Rust: no `protoc` has to be there. Bodies are `Bytes`, slices of what was received;
-/// maps, which hold one entry or none, are sorted, not hashed.
+/// maps, which hold a few entries at most, are sorted, not hashed.
 fn messages() -> Result<(), String> {
     let files = protox::compile(PROTOCOLS, ["proto"]).map_err(|e| format!("proto: {e}"))?;
     let mut config = prost_build::Config::new();

@@ -306,8 +306,7 @@ impl Exchange {
         }
     }
 
-    /// Answers [`Question::Who`]. A response whose body the proxy keeps to itself
-    /// is as whole as it will be seen to be.
+    /// Answers [`Question::Who`]. A response whose body the proxy keeps to itself is as whole as it will be seen to be.
     pub fn stamped(&mut self, stamps: Stamps) -> Option<Question> {
         let Side::Asked { end, .. } = mem::replace(&mut self.response, Side::Passing { length: 0 }) else {
             return None;

@@ -31,7 +31,7 @@ pub struct Named {
     /// Joined by commas.
     header: Bytes,
     /// What is under [`NAMESPACE`], as it is sent.
-    metadata: Bytes,
+    pub(super) metadata: Bytes,
 }
 
 impl Named {

@@ -144,7 +144,7 @@ pub(super) fn respond(
             let trusted = client.trusted;
             let in_flight = InFlight::new(listener, client, None);
             let call = Call::new(requests, Conversation::new(in_flight, http, trusted));
-            Some(Either::Left(encoded(call)))
+            Some(Either::Left(encoded(call, ANSWERS)))
         }
         Some(("grpc.health.v1.Health", method)) => {
             health::answer(method, &listener, client, body).map(Either::Right)
@@ -166,9 +166,10 @@ fn none() -> PickerBody {
     Either::Right(Box::pin(none))
 }
 
-/// What a call has for its messages, until they need more, and for its answers: all that a short request comes to.
-const READS: usize = 1 << 10;
-const WRITES: usize = 4 << 10;
+/// What a call has for its messages until they need more, bytes.
+const SMALL: usize = 1 << 10;
+/// What a pick has for its answers, bytes: all that is said of a short request.
+const ANSWERS: usize = 4 << 10;
 /// What is sent at a time, bytes.
 const YIELD: usize = 32 << 10;
 
@@ -177,17 +178,17 @@ fn messages<M>(body: Incoming, http: &HttpConfig) -> Streaming<M>
 where
     M: prost::Message + Default + Send + 'static,
 {
-    let decoder = ProstDecoder::new(BufferSettings::new(READS, YIELD));
+    let decoder = ProstDecoder::new(BufferSettings::new(SMALL, YIELD));
     let longest = usize::try_from(http.max_body).unwrap_or(usize::MAX).saturating_add(FRAME);
     Streaming::new_request(decoder, body, None, Some(longest))
 }
 
-/// The messages of its answer.
-fn encoded<M, S>(messages: S) -> EncodeBody<ProstEncoder<M>, S>
+/// The messages of its answer, which begin with so much room.
+fn encoded<M, S>(messages: S, room: usize) -> EncodeBody<ProstEncoder<M>, S>
 where
     M: prost::Message,
     S: futures_util::Stream<Item = Result<M, Status>>,
 {
-    let encoder = ProstEncoder::new(BufferSettings::new(WRITES, YIELD));
+    let encoder = ProstEncoder::new(BufferSettings::new(room, YIELD));
     EncodeBody::new_server(encoder, messages, None, SingleMessageCompressionOverride::default(), None)
 }

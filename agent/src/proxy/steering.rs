@@ -15,7 +15,7 @@ pub(super) const PREFILLER: HeaderName = HeaderName::from_static(reply::PREFILLE
 /// Named it once.
 const PREFILLER_URL: HeaderName = HeaderName::from_static("x-prefiller-url");
 
-/// How the names of all of them begin, and of few other headers.
+/// How the names of all of them begin, and not those of most other headers.
 const PREFIX: &str = "x-";
 
 /// For routers alone: nobody behind this agent gets them. A constant would be made and dropped anew at each look.
@@ -46,7 +46,8 @@ pub(super) fn remove_all(headers: &mut HeaderMap) {
 /// Whether a picker takes it out of a request: what sidecars read stays, where the client may steer them, but for the
 /// prefill endpoint where that is picked here (`pairs`).
 pub(super) fn is_taken_out(name: &str, trusted: bool, pairs: bool) -> bool {
-    name.starts_with(PREFIX)
+    // Whatever their case: a gateway should write them small, as Envoy does, and they are not for it to let through.
+    name.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX))
         && (OF_ROUTERS.iter().any(|of_routers| of_routers == name)
             || OF_SIDECARS.iter().any(|of_sidecars| of_sidecars == name)
                 && (!trusted || pairs && (PREFILLER == name || PREFILLER_URL == name)))
@@ -57,10 +58,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_begin_as_they_are_looked_for() {
+    fn all_are_found_in_whatever_case() {
         for name in OF_ROUTERS.iter().chain(&OF_SIDECARS) {
-            assert!(name.as_str().starts_with(PREFIX), "{name}");
+            let name = name.as_str();
+            assert!(is_taken_out(name, false, true), "{name}");
+            assert!(is_taken_out(&name.to_ascii_uppercase(), false, true), "{name}");
         }
+        assert!(!is_taken_out("x", false, true) && !is_taken_out("é-", false, true));
     }
 
     #[test]

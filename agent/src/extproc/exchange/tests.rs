@@ -174,6 +174,20 @@ fn e2_pieces_are_of_62_000_bytes_at_most() {
     }
 }
 
+/// By the numbers of Envoy's own definitions: `response_headers` is 2 and `dynamic_metadata` 8 of a `ProcessingResponse`,
+/// `response` is 1 of a `HeadersResponse`; `fields` is 1 of a `Struct`.
+#[test]
+fn what_is_written_once_is_written_as_a_message() {
+    let mut exchange = exchange();
+    drive(&mut exchange, message(Request::RequestHeaders(headers("/", true)))).unwrap();
+    let picked = exchange.next_reply().unwrap().encode_to_vec();
+    let metadata = Named::of([([10, 0, 0, 1], 8000).into()]).metadata;
+    let tail = [&[8 << 3 | 2, u8::try_from(metadata.len()).unwrap()], &metadata[..]].concat();
+    assert!(picked.ends_with(&tail) && metadata[0] == 1 << 3 | 2, "{picked:x?}");
+    drive(&mut exchange, message(Request::ResponseHeaders(headers("/", true)))).unwrap();
+    assert_eq!(exchange.next_reply().unwrap().encode_to_vec(), [2 << 3 | 2, 2, 1 << 3 | 2, 0]);
+}
+
 #[test]
 fn e2_the_destination_is_said_in_a_header_and_in_metadata_alike() {
     let mut exchange = exchange();

@@ -6,7 +6,7 @@ use futures_util::{Stream, stream};
 use hyper::body::Incoming;
 use tonic::{Status, Streaming};
 
-use super::{Other, SERVICE, encoded, messages};
+use super::{Other, SERVICE, SMALL, encoded, messages};
 use crate::{
     extproc::proto::grpc::health::v1::{
         HealthCheckRequest, HealthCheckResponse, HealthListRequest, HealthListResponse,
@@ -43,7 +43,7 @@ pub(super) fn answer(
                 Ok(response(status))
             };
             let answer: Messages<HealthCheckResponse> = Box::pin(stream::once(check));
-            Box::pin(encoded(answer))
+            Box::pin(encoded(answer, SMALL))
         }
         "List" => {
             let mut requests: Streaming<HealthListRequest> = messages(body, &http);
@@ -55,13 +55,13 @@ pub(super) fn answer(
                 Ok(HealthListResponse { statuses: all.collect() })
             };
             let answer: Messages<HealthListResponse> = Box::pin(stream::once(list));
-            Box::pin(encoded(answer))
+            Box::pin(encoded(answer, SMALL))
         }
         "Watch" => {
             let watch =
                 Watch::Begin(Box::new(messages(body, &http)), Held::new(Rc::clone(&listener), client));
             let answer: Messages<HealthCheckResponse> = Box::pin(stream::unfold(watch, Watch::next));
-            Box::pin(encoded(answer))
+            Box::pin(encoded(answer, SMALL))
         }
         _ => return None,
     })
