@@ -27,7 +27,7 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, BufWriter},
+    io::{AsyncRead, AsyncWrite},
     net::TcpStream,
 };
 use tokio_rustls::TlsAcceptor;
@@ -279,12 +279,9 @@ async fn speak<S, A, B>(
             builder
                 .timer(listener.worker.alarms.clone())
                 .max_header_list_size(u32::try_from(http.max_head).unwrap_or(u32::MAX));
-            let mut room = 0;
             if listener.picker.is_some() {
                 picker::configure(&mut builder, &http);
-                room = picker::WRITES;
             }
-            let stream = BufWriter::with_capacity(room, stream);
             let connection = builder.serve_connection(TokioIo::new(stream), service);
             // What is wrong with a stream is answered on that stream, and nobody is told.
             let _ = drive(client, connection, false, http2::Connection::graceful_shutdown).await;

@@ -105,9 +105,6 @@ const STREAM_WINDOW: u32 = 256 << 10;
 /// is a reset.
 const RESETS: usize = 1024;
 const CONNECTION_WINDOW: u32 = 16 << 20;
-/// What is written at once to a proxy, bytes, however many calls it is for: by itself hyper makes a system call, and with
-/// it a packet, of every message over 256 bytes.
-pub(super) const WRITES: usize = 32 << 10;
 /// More than a sweep is late.
 const PING_LATER: Duration = Duration::from_secs(2);
 
