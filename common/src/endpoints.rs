@@ -133,7 +133,7 @@ impl SetTable {
             .map(move |n| Locator::new(false, runs.v4_before, n, form.v4_words, form.v4_port));
         let v6 = (0..runs.v6_count.into())
             .map(move |n| Locator::new(true, runs.v6_before, n, form.v6_words, form.v6_port));
-        v4.chain(v6).map(|place| self.endpoint(place, Family::V6))
+        v4.chain(v6).map(|locator| self.endpoint(locator, Family::V6))
     }
 }
 

@@ -7,7 +7,8 @@
 //! A revision of a set has a *slot* while it has members, and every new tenant of a slot gets a new *epoch*.
 //! A pin, a member or a source that names (slot, epoch) is void as soon as the slot has moved on.
 //!
-//! Any change to this file, or to [`endpoints`](crate::endpoints), that alters a size, an offset or a meaning raises [`VERSION`].
+//! Any change to this file, or to [`endpoints`](crate::endpoints), that alters a size, an offset or a meaning raises
+//! [`VERSION`].
 
 use bytemuck::{Pod, Zeroable};
 

@@ -80,11 +80,7 @@ pub(crate) fn pick(
 ) -> Option<Address> {
     let v6 = u32::from(family == Family::V6);
     let locator = locate(bytemuck::cast(range.runs), bytemuck::cast(range.form), to, v6, draw);
-    if locator == NONE {
-        return None;
-    }
-    let locator = Locator::from_bits(locator);
-    Some(table.endpoint(locator, family))
+    (locator != NONE).then(|| table.endpoint(Locator::from_bits(locator), family))
 }
 
 /// What [`locate`] returns where there is no endpoint.

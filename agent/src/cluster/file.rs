@@ -197,16 +197,13 @@ pub fn read(path: &Path) -> Result<Vec<Listed>, FileError> {
 /// The Pod with its cgroup looked up, and what was wrong with that.
 fn resolve(listed: Listed, cgroups: Option<&Path>, known: &mut Interner) -> (Arc<Pod>, Option<String>) {
     let Listed { mut pod, cgroup } = listed;
-    let found = cgroup
-        .map(|path| find_cgroup(Path::new(&path), cgroups).map_err(|why| format!("cgroup `{path}`: {why}")));
-    let problem = match found.transpose() {
-        Ok(None) => None,
-        Ok(found) => {
-            Arc::make_mut(&mut pod).cgroup = found;
-            None
+    let mut problem = None;
+    if let Some(path) = cgroup {
+        match find_cgroup(Path::new(&path), cgroups) {
+            Ok(found) => Arc::make_mut(&mut pod).cgroup = Some(found),
+            Err(why) => problem = Some(format!("cgroup `{path}`: {why}")),
         }
-        Err(why) => Some(why),
-    };
+    }
     known.share(&mut pod);
     (pod, problem)
 }

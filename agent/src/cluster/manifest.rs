@@ -274,6 +274,7 @@ pub(super) fn ports_of(ports: impl IntoIterator<Item = Port>) -> Vec<ContainerPo
     let tcp = |port: &Port| port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP");
     let port = |port: Port| ContainerPort { name: port.name.map(Into::into), number: port.container_port };
     let ports = ports.into_iter().filter(|port| port.container_port != 0 && tcp(port)).map(port);
+    // With no room for more: there are many Pods.
     ports.collect::<Box<[_]>>().into_vec()
 }
 
