@@ -166,8 +166,8 @@ fn none() -> PickerBody {
     Either::Right(Box::pin(none))
 }
 
-/// What a call has for its messages until they need more, bytes.
-const SMALL: usize = 1 << 10;
+/// What a call has for its messages until they need more, bytes: all of a short request and its answer.
+const SMALL: usize = 4 << 10;
 /// What a pick has for its answers, bytes: all that is said of a short request.
 const ANSWERS: usize = 4 << 10;
 /// What is sent at a time, bytes.
