@@ -24,6 +24,7 @@ mod dial;
 pub mod error;
 mod forward;
 mod headers;
+mod idle;
 mod link;
 mod listener;
 pub mod metrics;
@@ -318,7 +319,8 @@ fn spawn(
     let shared = Arc::clone(shared);
     let seed = rand::Rng::next_u64(&mut rand::rng());
     thread::Builder::new().name(format!("proxy-{worker}")).spawn(move || {
-        let built = runtime::Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
+        let mut builder = runtime::Builder::new_current_thread();
+        let built = idle::install(builder.enable_all()).build_local(LocalOptions::default());
         let built = built.and_then(|runtime| {
             let beat = runtime.block_on(async { Beat::every(SWEEP) })?;
             Ok((runtime, beat))

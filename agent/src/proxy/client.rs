@@ -32,7 +32,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::{clock::Ticker, error::Reason, forward::respond, listener::Listener, picker, wakes};
+use super::{clock::Ticker, error::Reason, forward::respond, idle, listener::Listener, picker, wakes};
 use crate::config::HttpConfig;
 use stream::{Protocol, Reset, Stream, detect};
 pub(super) use turns::Turn;
@@ -327,6 +327,7 @@ where
     // The same task polls it all its life.
     let mut waker = None;
     let result = poll_fn(|cx| {
+        idle::worked();
         client.listen(cx);
         match client.order.get() {
             Order::Abort => return Poll::Ready(Ok(())),

@@ -24,6 +24,7 @@ use super::{
     client::Client,
     clock::{Clock, Ticker, millis},
     deadlines::Deadlines,
+    idle,
     listener::Listener,
     metrics::Metrics,
     room::Room,
@@ -203,6 +204,7 @@ pub(super) async fn run(
     mut commands: mpsc::UnboundedReceiver<Command>,
 ) {
     let worker = Rc::new(Worker::new(shared, pinner, &http, seed));
+    tokio::task::spawn_local(idle::watch());
     drop(http);
     let mut open = HashMap::new();
     let accepting = Rc::new(Cell::new(0_usize));
