@@ -16,6 +16,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{
     client::{Client, serve, serve_tls},
+    idle,
     listener::{Listener, Plan},
     metrics::Alive,
     room::Seat,
@@ -135,6 +136,7 @@ fn start(
     seat: Seat,
     last: bool,
 ) {
+    idle::event();
     let trusted = listener.trusts(peer.ip());
     let client = Rc::new(Client::new(listener.id, trusted, listener.worker.ticker.clone()));
     if last {

@@ -112,6 +112,7 @@ impl Client {
 
     /// A request's head is there. The turn is its response's.
     pub(super) fn began(&self) -> Turn {
+        idle::request();
         self.in_flight.set(self.in_flight.get() + 1);
         self.phase.set(Phase::Busy);
         // With one response at a time, a write that waits says as much.
@@ -327,7 +328,7 @@ where
     // The same task polls it all its life.
     let mut waker = None;
     let result = poll_fn(|cx| {
-        idle::worked();
+        idle::event();
         client.listen(cx);
         match client.order.get() {
             Order::Abort => return Poll::Ready(Ok(())),
@@ -354,6 +355,7 @@ where
 async fn until_ordered<F: Future>(client: &Client, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     poll_fn(|cx| {
+        idle::event();
         client.listen(cx);
         match (client.order.get(), future.as_mut().poll(cx)) {
             (Order::Serve, Poll::Pending) => Poll::Pending,

@@ -3,11 +3,11 @@
 //! To fall asleep and be woken by another core can take a worker several times as long as a short request, above all on
 //! a virtual machine, where waking a core is the hypervisor's work; and it is paid in CPU as well. Where the next event
 //! comes soon, looking again is quicker and often cheaper. Waits for a model are a thousand times as long, and looking
-//! for their end would only burn a core. Which of both it is depends on the machine, the load and who else runs there,
-//! so it is not guessed: now and then a worker does both in turns, takes what CPU time each costs for the same work,
-//! and goes on with the better one.
+//! for their end would only burn a core; and who sleeps finds more to do at once, which is cheaper too. So it is not
+//! guessed: now and then a worker tries both, takes what CPU time each costs for the same requests and pieces of
+//! responses, and looks where that costs little more, as whoever waits for the answer has it sooner.
 //!
-//! [`Governor`] decides, without a clock; [`install`] is its place in the runtime.
+//! [`Governor`] decides, by clocks that it is given; [`install`] is its place in the runtime.
 
 use std::{
     cell::{Cell, RefCell},
@@ -17,17 +17,21 @@ use std::{
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use tokio::runtime::Builder;
 
-/// Looking longer than this is in vain, nanoseconds: about what a sleep takes where sleeps are dear.
+/// A wait that does not end within this was looked for in vain, nanoseconds: about what a sleep takes where it is dear.
 const LONGEST: u64 = 60_000;
-/// What is in vain ends a round of looking, if it comes to so much more than an eighth of what is not.
+/// A round of looking is over when more waits were looked for in vain than this and an eighth of those that were not.
 const IN_VAIN: u32 = 4;
 /// Waits in a round.
 const ROUND: u32 = 64;
-/// Rounds in which both are tried in turns, and all until they are tried anew.
-const TRIAL: u32 = 4;
-const CYCLE: u32 = 64;
-/// Per cent of the CPU time of sleeping that looking may cost: to be answered sooner is worth a little.
-const WORTH: u64 = 120;
+/// The rounds of a trial: what disturbs more and more, or less and less, disturbs both ways alike.
+const TRIAL: [Way; 4] = [Way::Sleep, Way::Look, Way::Look, Way::Sleep];
+/// Rounds from one trial to the next, and at most, after trials that looking has lost.
+const CYCLE: usize = 64;
+const LONGEST_CYCLE: usize = 256;
+/// Per cent of the CPU time of sleeping that looking may cost.
+const MAY_COST: u128 = 120;
+/// What a request counts for in a price; a piece of a response counts one.
+const REQUEST: u64 = 8;
 
 /// Of the system, nanoseconds.
 trait Clocks {
@@ -44,31 +48,42 @@ enum Way {
     Look,
 }
 
-/// What one way took, in a trial.
+/// What one way took in a trial.
 #[derive(Clone, Copy, Default, Debug)]
 struct Price {
     cpu: u64,
     work: u64,
 }
 
-/// Decides how to wait, from what past waits cost.
+/// What came of the last answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Done {
+    /// Something happened at all.
+    event: bool,
+    /// How much was done: requests and pieces of responses.
+    work: u64,
+}
+
+/// Decides how to wait, from what past waits have cost.
 #[derive(Debug)]
 struct Governor {
-    /// Of this round.
+    /// How this round's waits are spent.
     way: Way,
-    /// The better one, by the last trial.
-    better: Way,
-    /// Within the cycle.
-    round: u32,
+    /// Within the cycle: first those of the trial, then as the trial has decided.
+    round: usize,
+    /// Rounds in this cycle.
+    cycle: usize,
     /// Waits left in this round.
     left: u32,
     /// When the wait began that goes on with looking.
     since: Option<u64>,
-    /// Of this round: waits that an event ended while looking, and those that none did.
+    /// Waits of this round that an event ended while looking.
     met: u32,
+    /// Waits of this round that none ended.
     in_vain: u32,
-    /// CPU time when this round began, and work since.
+    /// CPU time when this round began.
     began: u64,
+    /// Done in this round.
     work: u64,
     sleep: Price,
     look: Price,
@@ -79,8 +94,8 @@ impl Governor {
         let free = Price { cpu: 0, work: 0 };
         Self {
             way: Way::Sleep,
-            better: Way::Sleep,
             round: CYCLE - 1,
+            cycle: CYCLE,
             left: 0,
             since: None,
             met: 0,
@@ -92,12 +107,11 @@ impl Governor {
         }
     }
 
-    /// Nothing is ready, after so much work since this was asked last: what to do. Asked again at once after a look
-    /// that found nothing.
-    fn next(&mut self, work: u64, clocks: &impl Clocks) -> Way {
-        self.work += work;
+    /// Nothing is ready: what to do. Asked again at once after a look that found nothing.
+    fn next(&mut self, done: Done, clocks: &impl Clocks) -> Way {
+        self.work += done.work;
         if let Some(since) = self.since {
-            if work == 0 {
+            if !done.event {
                 if clocks.now().saturating_sub(since) < LONGEST {
                     return Way::Look;
                 }
@@ -119,37 +133,36 @@ impl Governor {
         self.way
     }
 
-    /// A round is over. Trials begin with sleeping.
+    /// A round is over.
     fn turn(&mut self, hopeless: bool, clocks: &impl Clocks) {
-        let trial = self.round < TRIAL;
-        let cpu = if trial || self.round + 1 == CYCLE { clocks.cpu() } else { 0 };
+        let trial = self.round < TRIAL.len();
         if trial {
             let price = if self.way == Way::Look { &mut self.look } else { &mut self.sleep };
-            price.cpu += cpu.saturating_sub(self.began);
+            price.cpu += clocks.cpu().saturating_sub(self.began);
             price.work += self.work;
         }
         self.round += 1;
-        if self.round == TRIAL {
-            self.better = if !hopeless && self.look_pays() { Way::Look } else { Way::Sleep };
-        } else if hopeless {
-            self.better = Way::Sleep;
-        }
-        if self.round == CYCLE {
+        if trial && (hopeless || self.round == TRIAL.len()) {
+            self.round = TRIAL.len();
+            let lost = hopeless || !self.look_pays();
+            self.way = if lost { Way::Sleep } else { Way::Look };
+            self.cycle = if lost { (2 * self.cycle).min(LONGEST_CYCLE) } else { CYCLE };
+        } else if self.round >= self.cycle || !trial && hopeless {
+            // What was decided is old, or what it was decided by has changed.
             (self.round, self.sleep, self.look) = Default::default();
         }
-        self.way = match self.round {
-            round if round >= TRIAL => self.better,
-            round if round % 2 == 0 => Way::Sleep,
-            _ => Way::Look,
-        };
-        (self.left, self.met, self.in_vain, self.work, self.began) = (ROUND, 0, 0, 0, cpu);
+        if let Some(way) = TRIAL.get(self.round) {
+            self.way = *way;
+            self.began = clocks.cpu();
+        }
+        (self.left, self.met, self.in_vain, self.work) = (ROUND, 0, 0, 0);
     }
 
     /// Without work there is nothing to compare.
     fn look_pays(&self) -> bool {
         let costs = |one: Price, other: Price| u128::from(one.cpu) * u128::from(other.work);
         let (look, sleep) = (costs(self.look, self.sleep), costs(self.sleep, self.look));
-        self.look.work > 0 && self.sleep.work > 0 && look * 100 <= sleep * u128::from(WORTH)
+        self.look.work > 0 && self.sleep.work > 0 && look * 100 <= sleep * MAY_COST
     }
 }
 
@@ -157,29 +170,45 @@ impl Governor {
 struct Idle {
     governor: RefCell<Governor>,
     /// What was done since nothing was ready last.
-    work: Cell<u64>,
+    done: Cell<Done>,
     /// Wakes a task that does nothing: with a task ready, the runtime looks for events and does not sleep.
     waker: RefCell<Option<Waker>>,
 }
+
+const NOTHING: Done = Done { event: false, work: 0 };
 
 thread_local! {
     static IDLE: Idle = const {
         Idle {
             governor: RefCell::new(Governor::new()),
-            work: Cell::new(0),
+            done: Cell::new(NOTHING),
             waker: RefCell::new(None),
         }
     };
 }
 
-/// Has a worker's runtime ask before it sleeps. Until [`watch`] runs on it, it sleeps.
+/// Has a worker's runtime ask before it sleeps. Until [`watch`] runs on its thread, it sleeps.
 pub(super) fn install(builder: &mut Builder) -> &mut Builder {
     builder.on_thread_park(|| IDLE.with(Idle::park))
 }
 
-/// A connection was looked after.
-pub(super) fn worked() {
-    IDLE.with(|idle| idle.work.set(idle.work.get() + 1));
+/// A connection came, or was looked after.
+pub(super) fn event() {
+    done(0);
+}
+
+/// A request came.
+pub(super) fn request() {
+    done(REQUEST);
+}
+
+/// A piece of a response was handed on.
+pub(super) fn piece() {
+    done(1);
+}
+
+fn done(work: u64) {
+    IDLE.with(|idle| idle.done.set(Done { event: true, work: idle.done.get().work + work }));
 }
 
 /// The task that is woken so that the runtime does not sleep. It never ends.
@@ -199,9 +228,10 @@ pub(super) async fn watch() {
 impl Idle {
     /// The runtime has nothing to do.
     fn park(&self) {
-        if let Some(waker) = self.waker.borrow().as_ref()
-            && self.governor.borrow_mut().next(self.work.take(), &System) == Way::Look
-        {
+        let waker = self.waker.borrow();
+        let Some(waker) = waker.as_ref() else { return };
+        let way = self.governor.borrow_mut().next(self.done.replace(NOTHING), &System);
+        if way == Way::Look {
             waker.wake_by_ref();
         }
     }

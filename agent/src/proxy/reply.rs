@@ -24,6 +24,7 @@ use super::{
     clock::millis,
     deadlines::Silence,
     error::{ProxyError, Reason},
+    idle,
     link::{Download, Link, LinkError},
     listener::Listener,
     target::Target,
@@ -242,6 +243,7 @@ impl Body for ReplyBody {
             this.cut();
         }
         if polled.is_ready() {
+            idle::piece();
             this.silence.end();
             this.must_ask(this.limits.idle);
         } else if this.is_silent(cx) {
