@@ -317,6 +317,8 @@ pub struct KernelConfig {
 pub struct HttpConfig {
     /// Worker threads, one runtime each; 0: one per CPU that the process may use.
     pub workers: usize,
+    /// A worker with nothing to do may look for the next event without sleeping, where that costs little CPU more.
+    pub busy_poll: bool,
     /// Longest request body, bytes.
     pub max_body: u64,
     /// Largest request head, bytes.

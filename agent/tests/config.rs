@@ -122,6 +122,7 @@ fn f3_every_field_of_the_agent_document_is_read() {
         agent.http,
         HttpConfig {
             workers: 3,
+            busy_poll: false,
             max_body: 128 << 20,
             max_head: 32 << 10,
             head_timeout: Duration::from_secs(5),

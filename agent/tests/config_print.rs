@@ -109,11 +109,20 @@ fn http() -> impl Strategy<Value = HttpConfig> {
     let sizes = (0..=1024_usize, 1024..=1_u64 << 34, 8192..=1_usize << 20, 1..=1000_usize, 1..=1000_usize);
     let times = collection::vec(milliseconds(1..=86_400_000), 6);
     let factors = (0.0..=1000.0, 0.0..=1000.0);
-    let rest = (milliseconds(1..=4999), 0..=100_usize, 0..=10_u32, factors, 0..=100_u32, any::<bool>());
+    let rest = (
+        milliseconds(1..=4999),
+        0..=100_usize,
+        0..=10_u32,
+        factors,
+        0..=100_u32,
+        any::<bool>(),
+        any::<bool>(),
+    );
     (sizes, times, rest).prop_map(|(sizes, times, rest)| {
         let time = |index: usize| times.get(index).copied().unwrap_or_default();
         HttpConfig {
             workers: sizes.0,
+            busy_poll: rest.6,
             max_body: sizes.1,
             max_head: sizes.2,
             head_timeout: time(0),

@@ -137,6 +137,7 @@ fn http(value: &Value<'_>) -> Option<HttpConfig> {
     };
     let http = HttpConfig {
         workers: fields.or("workers", d.workers, |value| value.integer(0..=1024)),
+        busy_poll: fields.or("busyPoll", d.busy_poll, Value::boolean),
         max_body: fields.or("maxBody", d.max_body, |value| value.size(1 << 10..=16 << 30)),
         // hyper needs 8 KiB at least.
         max_head: fields.or("maxHead", d.max_head, |value| value.size(8 << 10..=1 << 20)),

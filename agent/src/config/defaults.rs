@@ -102,6 +102,7 @@ impl Default for HttpConfig {
     fn default() -> Self {
         Self {
             workers: 0,
+            busy_poll: true,
             max_body: 64 << 20,
             // Envoy allows 60 KiB of headers, nginx 32 KiB.
             max_head: 64 << 10,

@@ -263,6 +263,7 @@ struct Kernel<'c> {
 #[serde(rename_all = "camelCase")]
 struct Http {
     workers: usize,
+    busy_poll: bool,
     max_body: String,
     max_head: String,
     head_timeout: String,
@@ -415,6 +416,7 @@ fn kernel(kernel: &KernelConfig) -> Kernel<'_> {
 fn http(http: &HttpConfig) -> Http {
     Http {
         workers: http.workers,
+        busy_poll: http.busy_poll,
         max_body: units::print_size(http.max_body),
         max_head: units::print_size(u64::try_from(http.max_head).unwrap_or(u64::MAX)),
         head_timeout: units::print_duration(http.head_timeout),

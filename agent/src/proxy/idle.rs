@@ -5,7 +5,8 @@
 //! comes soon, looking again is quicker and often cheaper. Waits for a model are a thousand times as long, and looking
 //! for their end would only burn a core; and who sleeps finds more to do at once, which is cheaper too. So it is not
 //! guessed: now and then a worker tries both, takes what CPU time each costs for the same requests and pieces of
-//! responses, and looks where that costs little more, as whoever waits for the answer has it sooner.
+//! responses, and looks where that costs little more, as whoever waits for the answer has it sooner. (Elsewhere this is
+//! called busy polling, and so is the setting, `http.busyPoll`.)
 //!
 //! [`Governor`] decides, by clocks that it is given; [`install`] is its place in the runtime.
 
@@ -173,6 +174,8 @@ struct Idle {
     done: Cell<Done>,
     /// Wakes a task that does nothing: with a task ready, the runtime looks for events and does not sleep.
     waker: RefCell<Option<Waker>>,
+    /// What is configured.
+    may_look: Cell<bool>,
 }
 
 const NOTHING: Done = Done { event: false, work: 0 };
@@ -183,13 +186,22 @@ thread_local! {
             governor: RefCell::new(Governor::new()),
             done: Cell::new(NOTHING),
             waker: RefCell::new(None),
+            may_look: Cell::new(false),
         }
     };
 }
 
-/// Has a worker's runtime ask before it sleeps. Until [`watch`] runs on its thread, it sleeps.
+/// Has a worker's runtime ask before it sleeps. Until [`watch`] runs on its thread and it [may look](configure), it sleeps.
 pub(super) fn install(builder: &mut Builder) -> &mut Builder {
     builder.on_thread_park(|| IDLE.with(Idle::park))
+}
+
+/// Whether this thread's worker may look at all. What past waits have cost is forgotten.
+pub(super) fn configure(may_look: bool) {
+    IDLE.with(|idle| {
+        idle.may_look.set(may_look);
+        idle.governor.replace(Governor::new());
+    });
 }
 
 /// A connection came, or was looked after.
@@ -228,6 +240,9 @@ pub(super) async fn watch() {
 impl Idle {
     /// The runtime has nothing to do.
     fn park(&self) {
+        if !self.may_look.get() {
+            return;
+        }
         let waker = self.waker.borrow();
         let Some(waker) = waker.as_ref() else { return };
         let way = self.governor.borrow_mut().next(self.done.replace(NOTHING), &System);

@@ -170,6 +170,7 @@ impl Worker {
     fn configure(&self, http: &HttpConfig) {
         self.breaker.set(breaker(http));
         self.pool.set(pool_limits(http));
+        idle::configure(http.busy_poll);
         *self.http.borrow_mut() = Rc::new(http.clone());
     }
 }
@@ -205,6 +206,7 @@ pub(super) async fn run(
 ) {
     let worker = Rc::new(Worker::new(shared, pinner, &http, seed));
     tokio::task::spawn_local(idle::watch());
+    idle::configure(http.busy_poll);
     drop(http);
     let mut open = HashMap::new();
     let accepting = Rc::new(Cell::new(0_usize));

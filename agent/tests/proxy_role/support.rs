@@ -220,6 +220,7 @@ pub(crate) fn snapshot(mode: GatingMode, endpoints: &[Arc<Endpoint>]) -> Snapsho
 pub(crate) fn http() -> HttpConfig {
     HttpConfig {
         workers: 1,
+        busy_poll: true,
         max_body: 64 << 20,
         max_head: 64 << 10,
         head_timeout: PATIENCE,

@@ -213,6 +213,7 @@ fn a_runtime_is_asked_and_serves_its_tasks_and_ends() {
     let mut asked = false;
     runtime().block_on(async {
         tokio::task::spawn_local(watch());
+        configure(true);
         let (question, mut questions) = tokio::sync::mpsc::unbounded_channel();
         let (answer, mut answers) = tokio::sync::mpsc::unbounded_channel();
         let echo = std::thread::spawn(move || {
@@ -232,22 +233,37 @@ fn a_runtime_is_asked_and_serves_its_tasks_and_ends() {
     assert!(asked, "nothing was ever waited for");
 }
 
+/// Whether a worker that has been told to look does so, within a second.
+async fn looks() -> bool {
+    tokio::task::spawn_local(watch());
+    // On a busy machine all of a wait may pass between two looks.
+    for _ in 0..50 {
+        let (round, left) = (TRIAL.len(), ROUND);
+        let looking = Governor { way: Way::Look, round, left, ..Governor::new() };
+        IDLE.with(|idle| idle.governor.replace(looking));
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        // A wait is in vain only after it was asked again, which a runtime that sleeps does not do.
+        if IDLE.with(|idle| idle.governor.borrow().in_vain) > 0 {
+            return true;
+        }
+    }
+    false
+}
+
 #[test]
 fn a_runtime_looks_for_as_long_as_it_is_told_to_and_then_sleeps() {
-    let looked = runtime().block_on(async {
-        tokio::task::spawn_local(watch());
-        // On a busy machine all of a wait may pass between two looks.
-        for _ in 0..50 {
-            let (round, left) = (TRIAL.len(), ROUND);
-            let looking = Governor { way: Way::Look, round, left, ..Governor::new() };
-            IDLE.with(|idle| *idle.governor.borrow_mut() = looking);
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-            // A wait is in vain only after it was asked again, which a runtime that sleeps does not do.
-            if IDLE.with(|idle| idle.governor.borrow().in_vain) > 0 {
-                return true;
-            }
-        }
-        false
+    runtime().block_on(async {
+        configure(true);
+        assert!(looks().await);
     });
-    assert!(looked);
+}
+
+#[test]
+fn a_runtime_that_may_not_look_sleeps() {
+    runtime().block_on(async {
+        assert!(!looks().await, "nothing was configured");
+        configure(true);
+        configure(false);
+        assert!(!looks().await);
+    });
 }
