@@ -169,6 +169,17 @@ pub(super) enum RequestBody {
     },
 }
 
+impl RequestBody {
+    /// Whether the next piece is here, and nobody is waited for.
+    pub(super) fn is_here(&self) -> bool {
+        match self {
+            Self::Empty => false,
+            Self::Upload { upload, sent } => *sent < upload.kept.borrow().len(),
+            Self::Rope { rope, sent } => rope.piece(*sent).is_some(),
+        }
+    }
+}
+
 impl Body for RequestBody {
     type Data = Bytes;
     type Error = UploadError;

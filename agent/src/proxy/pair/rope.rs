@@ -13,7 +13,10 @@ pub(in crate::proxy) struct Rope {
 
 impl Rope {
     /// A text with parts replaced, which must be in order.
-    pub(super) fn spliced(text: &Bytes, cuts: impl IntoIterator<Item = (Range<usize>, Bytes)>) -> Self {
+    pub(in crate::proxy) fn spliced(
+        text: &Bytes,
+        cuts: impl IntoIterator<Item = (Range<usize>, Bytes)>,
+    ) -> Self {
         let mut pieces = Vec::new();
         let mut from = 0;
         for (range, new) in cuts {
@@ -38,7 +41,7 @@ impl Rope {
     }
 
     /// All of it in one piece.
-    pub(super) fn whole(&self) -> Bytes {
+    pub(in crate::proxy) fn whole(&self) -> Bytes {
         match &*self.pieces {
             [one] => one.clone(),
             pieces => pieces.concat().into(),
