@@ -149,6 +149,9 @@ pub struct Exchange {
     limit: u64,
     /// How bodies are sent, the request's first. `None` until the first message.
     modes: Option<[Mode; 2]>,
+    /// It was not said how bodies are sent. None is waited for, and one that comes is taken to be in full duplex, as an
+    /// endpoint picker may expect (Gateway API Inference Extension, proposal 004).
+    untold: bool,
     request: Side,
     response: Side,
     out: VecDeque<ProcessingResponse>,
@@ -167,6 +170,7 @@ impl Exchange {
             matters,
             limit,
             modes: None,
+            untold: false,
             request: Side::Expected,
             response: Side::Expected,
             out: VecDeque::new(),
@@ -180,7 +184,10 @@ impl Exchange {
             message;
         let modes = match self.modes {
             Some(modes) => modes,
-            None => *self.modes.insert(modes(protocol_config.unwrap_or_default())?),
+            None => {
+                self.untold = protocol_config.is_none();
+                *self.modes.insert(modes(protocol_config.unwrap_or_default())?)
+            }
         };
         // Nobody listens, and nothing may be answered.
         if observability_mode || self.refused {
@@ -374,7 +381,7 @@ impl Exchange {
         body: HttpBody,
         mode: Mode,
     ) {
-        if mode == Mode::FullDuplexStreamed {
+        if mode == Mode::FullDuplexStreamed || self.untold {
             for piece in reply::pieces(body.body, body.end_of_stream) {
                 self.send(as_response(piece));
             }

@@ -60,10 +60,10 @@ fn converse(messages: &[ProcessingRequest], refuses: bool) {
     }
 }
 
-/// Which bodies go through the picker: requests', responses'.
+/// Which bodies go through the picker: requests', responses'. All do, where that is not said.
 fn duplex(messages: &[ProcessingRequest]) -> [bool; 2] {
     let Some(config) = messages.first().and_then(|first| first.protocol_config.as_ref()) else {
-        return [false; 2];
+        return [true; 2];
     };
     [config.request_body_mode(), config.response_body_mode()]
         .map(|mode| mode == BodySendMode::FullDuplexStreamed)

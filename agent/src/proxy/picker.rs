@@ -95,8 +95,12 @@ pub(super) type PickerBody = Either<EncodeBody<ProstEncoder<ProcessingResponse>,
 /// What every other call is answered with.
 type Other = Pin<Box<dyn Body<Data = Bytes, Error = Status>>>;
 
-/// A message that is longer belongs to no request that would be passed on: `http.maxBody` and its frame.
+/// What a message has besides its piece of a body.
 const FRAME: usize = 64 * 1024;
+/// As much of a body as a message may hold in any case: a proxy sends what it has read, of responses too, which
+/// `http.maxBody` is not about, and of requests that are over it and are to be told so. Envoy's buffers are of 1 MiB, and
+/// gRPC's own limit for a message is this.
+const PIECE: usize = 4 << 20;
 
 /// Bytes of each stream and of all streams of a connection that may come unasked. A request whose engine does not read
 /// keeps its own stream waiting, and not those of all others.
@@ -179,7 +183,7 @@ where
     M: prost::Message + Default + Send + 'static,
 {
     let decoder = ProstDecoder::new(BufferSettings::new(SMALL, YIELD));
-    let longest = usize::try_from(http.max_body).unwrap_or(usize::MAX).saturating_add(FRAME);
+    let longest = usize::try_from(http.max_body).unwrap_or(usize::MAX).max(PIECE).saturating_add(FRAME);
     Streaming::new_request(decoder, body, None, Some(longest))
 }
 

@@ -6,7 +6,8 @@ use http::Request;
 use revgate::{
     config::{HttpConfig, PickerConfig, Serves, Trust},
     extproc::proto::envoy::service::ext_proc::v3::{
-        BodyMutation, ProcessingResponse, body_mutation::Mutation, processing_response::Response as Said,
+        BodyMutation, BodyResponse, HttpBody, ProcessingRequest, ProcessingResponse, body_mutation::Mutation,
+        processing_request::Request as Asked, processing_response::Response as Said,
     },
     snapshot::{Endpoint, Snapshot},
 };
@@ -128,6 +129,11 @@ async fn g6_a_trusted_header_gets_that_revision_or_nothing_and_h3_no_other_is_he
 /// The body that goes on, and how many pieces there are.
 fn piece(reply: ProcessingResponse) -> (usize, bool) {
     let Some(Said::RequestBody(body)) = reply.response else { panic!("{reply:?}") };
+    streamed(body)
+}
+
+/// How long a piece of a body is, and whether it is the last.
+fn streamed(body: BodyResponse) -> (usize, bool) {
     let Some(BodyMutation { mutation: Some(Mutation::StreamedResponse(piece)) }) =
         body.response.unwrap().body_mutation
     else {
@@ -174,9 +180,10 @@ async fn h11_what_is_too_long_or_too_much_is_refused() {
     let http = HttpConfig { max_body: 1024, max_requests: 1, ..http() };
     let rig = Rig::over(&config(http, &[Serves::Picker(pairs())]), snapshot(&two(), &[]));
     let mut gateway = Gateway::of(&rig).await;
-    for path in [CHAT, "/tokenize"] {
+    // In a message a little longer than the limit, and in one much longer.
+    for (path, length) in [(CHAT, 1025), ("/tokenize", 1025), (CHAT, 1 << 20), ("/tokenize", 1 << 20)] {
         let mut call = gateway.ask(request("POST", path, &[], false)).await;
-        call.body(vec![b' '; 1025], false);
+        call.body(vec![b' '; length], false);
         let mut reply = call.next().await;
         if matches!(reply.response, Some(Said::RequestHeaders(_))) {
             reply = call.next().await;
@@ -189,6 +196,29 @@ async fn h11_what_is_too_long_or_too_much_is_refused() {
     // The connection allows no second call: another one does.
     let mut other = Gateway::of(&rig).await;
     other.get(&[]).await.is_refused(503, "overloaded");
+}
+
+#[tokio::test]
+async fn h10_the_limit_of_requests_is_none_of_responses() {
+    let rig = Rig::over(
+        &config(HttpConfig { max_body: 1024, ..http() }, &[Serves::Picker(pairs())]),
+        snapshot(&two(), &[]),
+    );
+    let mut gateway = Gateway::of(&rig).await;
+    let mut call = gateway.ask(request("GET", "/v1/models", &[], true)).await;
+    Picked::of(call.next().await);
+    call.responded(200, false, ProcessingRequest::default()).await;
+    let all = 1 << 20;
+    call.say(Asked::ResponseBody(HttpBody { body: vec![b'x'; all].into(), end_of_stream: true }));
+    let (mut passed, mut ended) = (0, false);
+    while !ended {
+        let reply = call.next().await;
+        let Some(Said::ResponseBody(body)) = reply.response else { panic!("{reply:?}") };
+        let (length, end) = streamed(body);
+        passed += length;
+        ended = end;
+    }
+    assert_eq!(passed, all);
 }
 
 #[tokio::test]
