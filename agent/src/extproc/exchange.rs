@@ -182,12 +182,11 @@ impl Exchange {
     pub fn receive(&mut self, message: ProcessingRequest) -> Result<Option<Question>, Violation> {
         let ProcessingRequest { request, metadata_context, attributes, observability_mode, protocol_config } =
             message;
-        let modes = match self.modes {
-            Some(modes) => modes,
-            None => {
-                self.untold = protocol_config.is_none();
-                *self.modes.insert(modes(protocol_config.unwrap_or_default())?)
-            }
+        let modes = if let Some(modes) = self.modes {
+            modes
+        } else {
+            self.untold = protocol_config.is_none();
+            *self.modes.insert(modes(protocol_config.unwrap_or_default())?)
         };
         // Nobody listens, and nothing may be answered.
         if observability_mode || self.refused {

@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn pieces_that_are_here_go_out_together_and_no_more_than_a_write_takes() {
-        let text = Bytes::from_iter(0..100);
+        let text = (0..100).collect::<Bytes>();
         let spliced = |cuts: Range<usize>| {
             Rope::spliced(&text, cuts.map(|at| (2 * at..2 * at + 1, Bytes::from_static(b"x"))))
         };
